@@ -1,0 +1,37 @@
+"""The ClientApp: hands each message to the node's side of the method (pina_flwr/client.py)."""
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from pina_flwr import client
+from pina_flwr.config import ConfigError, parse
+from pina_flwr.messages import CONFIG, Task
+
+app = ClientApp()
+
+
+@app.query("who")
+def who(message: Message, context: Context) -> Message:
+    """Which users are hosted here; or what is wrong with the configuration, before any training starts."""
+    answer: dict[str, str | int | list[int]]
+    try:
+        node = client.open_node(parse(context.run_config), context.node_config)
+        classes = node.workbench.users.tables.num_classes
+        answer = {"users": list(node.users), "partitions": node.partitions, "classes": classes}
+    except ConfigError as mistake:
+        answer = {"error": str(mistake)}
+    return Message(RecordDict({CONFIG: ConfigRecord(answer)}), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """A step of stage 1 or of stage 2."""
+    node = client.open_node(parse(context.run_config), context.node_config)
+    return Message(client.train(node, Task.from_record(message.content), context.state), reply_to=message)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """Diagnostics of a simulation."""
+    node = client.open_node(parse(context.run_config), context.node_config)
+    return Message(client.evaluate(node, Task.from_record(message.content), context.state), reply_to=message)

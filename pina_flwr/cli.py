@@ -1,0 +1,150 @@
+"""The `pina` command."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from pina_flwr.config import ConfigError, parse
+from pina_flwr.runner import RunResult, size
+from pina_flwr.runner import run as run_app
+from pina_flwr.runner.app import find_app, run_config
+from pina_flwr.runner.output import LOG, prepare
+from pina_flwr.runner.overrides import Scalar, absolute_paths, check_known, parse_overrides
+from pina_flwr.runner.progress import ProgressBar
+
+FAILURE = 1
+MISTAKE = 2
+"""Exit status after a user's mistake."""
+SIGNAL_BASE = 128
+"""Exit status after a signal, less its number."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+)
+
+
+@app.callback()
+def pina() -> None:
+    """Differentially private clustered federated learning (PINA) on Flower."""
+
+
+@app.command()
+def run(
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-c",
+            "--run-config",
+            metavar="KEY=VALUE|FILE.toml",
+            help="Set options. Repeatable; later ones win.",
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="SuperNodes to simulate. Default: one for each two CPUs.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for the results. Default: the option output.")
+    ] = None,
+    app_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--app", help="Folder of the app. Default: this one, or the one pina is installed from."
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results in that folder.")] = False,
+) -> None:
+    """Simulate a federated run on this machine and wait for its end.
+
+    Relative paths are taken from the working directory. Exit status: 0 if the run completed, 2 after a
+    mistake in the options, 130 or 143 if stopped by a signal, else 1.
+    """
+    try:
+        status = _run(config or [], nodes, output, app_dir, overwrite)
+    except ConfigError as error:
+        status = _fail(str(error), MISTAKE)
+    raise typer.Exit(status)
+
+
+def main() -> None:
+    """Entry point of the `pina` command."""
+    app(prog_name="pina")
+
+
+def _run(
+    config: Sequence[str], nodes: int | None, output: Path | None, app_dir: Path | None, overwrite: bool
+) -> int:
+    caught = _catch_signals()
+    source = find_app(app_dir)
+    overrides, target = _options(config, output, run_config(source))
+    prepare(target, overwrite=overwrite)
+    simulation = size.measure(nodes)
+    typer.echo(f"Starting Flower: {simulation}. Results go to {target}.")
+    console = Console()
+    bar = ProgressBar(console, target) if console.is_terminal else None
+    with bar or contextlib.nullcontext():
+        result = run_app(
+            source,
+            overrides,
+            target,
+            simulation,
+            on_line=bar.line if bar else _print_line,
+            on_wait=bar.update if bar else lambda: None,
+            interrupted=lambda: bool(caught),
+        )
+    return _report(result, target, caught)
+
+
+def _options(
+    config: Sequence[str], output: Path | None, defaults: Mapping[str, Scalar]
+) -> tuple[dict[str, Scalar], Path]:
+    """Overrides of the run config, checked and with absolute paths, and the output folder."""
+    overrides = parse_overrides(config, defaults)
+    if output is not None:
+        overrides["output"] = str(output)
+    options = parse({**defaults, **overrides})
+    check_known(overrides, defaults)
+    overrides |= absolute_paths({**defaults, **overrides}, Path.cwd())
+    return overrides, Path(options.output).expanduser().resolve()
+
+
+def _catch_signals() -> list[int]:
+    """A list that receives the signals that ask for an end; those ignored so far (nohup) stay ignored."""
+    caught: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        caught.append(number)
+
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, note)
+    return caught
+
+
+def _report(result: RunResult, target: Path, caught: Sequence[int]) -> int:
+    """Say how the run ended; the exit status."""
+    if result.ok:
+        typer.echo(f"Done in {result.seconds:.0f} s. Everything is in {target}.")
+        return 0
+    if caught:
+        return _fail(f"{result.reason} by {signal.Signals(caught[0]).name}", SIGNAL_BASE + caught[0])
+    if result.mistake:
+        return _fail(result.reason, MISTAKE)
+    return _fail(f"{result.reason} (log: {target / LOG})", FAILURE)
+
+
+def _print_line(line: str) -> None:
+    print(line, flush=True)
+
+
+def _fail(reason: str, status: int) -> int:
+    typer.echo(f"error: {reason}", err=True)
+    return status

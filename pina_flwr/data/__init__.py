@@ -1,0 +1,1 @@
+"""Data sets, their split over users, rotation and augmentation."""

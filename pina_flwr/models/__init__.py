@@ -1,0 +1,1 @@
+"""The frozen backbone, its trainable tail, and adapters as flat vectors."""

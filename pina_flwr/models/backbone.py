@@ -1,0 +1,217 @@
+"""The pre-trained backbone: a frozen prefix, run once per image, and a tail in which adapters train.
+
+Any image classifier of transformers made of pre-norm ViT blocks works (ViT, DeiT, DINOv2): its parts are found by
+walking the model, and loading checks on a probe that prefix and tail together reproduce the model.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, linear
+
+from pina_flwr.config import ConfigError, RunConfig
+from pina_flwr.models.adapter import AdapterSpec, sketch_spec, training_spec
+from pina_flwr.models.block import Adapters, Block, Prepared, apply_block, find_block, prepare
+
+EMBEDDED = "tiny-vit"
+PROBE_TOLERANCE = 1e-3  # relative; float32 sums in another order differ by about 1e-6
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class _Reached(Exception):
+    """Carries the input of the first trainable block out of the backbone's forward pass."""
+
+    def __init__(self, hidden: Tensor):
+        self.hidden = hidden
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A frozen vision transformer.
+
+    model: transformers' image classifier, frozen, in eval mode. blocks: its last m blocks, where adapters live.
+    size: pixels a side. mean, std: pixel normalisation by channel. spec, sketch: adapters of stage 2 and of stage 1.
+    """
+
+    model: Any
+    layers: nn.ModuleList
+    blocks: list[Block]
+    final_norm: nn.Module
+    size: int
+    mean: Tensor
+    std: Tensor
+    feature_scale: float
+    spec: AdapterSpec
+    sketch: AdapterSpec
+
+    @property
+    def device(self) -> torch.device:
+        """Where the frozen weights are."""
+        return self.mean.device
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """uint8 [n, 1 or 3, height, width] → normalised float32 [n, channels, size, size]; grey repeats over colours."""
+        x, channels = images.to(self.device).float() / 255, self.model.config.num_channels
+        if x.shape[1] != channels:
+            x = x.mean(1, keepdim=True).expand(-1, channels, -1, -1)
+        if x.shape[-2:] != (self.size, self.size):
+            x = interpolate(x, size=(self.size, self.size), mode="bilinear", antialias=True, align_corners=False)
+        return (x - self.mean[:, None, None]) / self.std[:, None, None]
+
+    @torch.no_grad()
+    def prefix(self, pixels: Tensor) -> Tensor:
+        """Pixels → hidden states [n, tokens, h] that enter the first trainable block."""
+
+        def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            raise _Reached(args[0] if args else kwargs["hidden_states"])
+
+        hook = self.layers[self.blocks[0].index].register_forward_pre_hook(stop, with_kwargs=True)
+        try:
+            _base(self.model)(pixels, **_size_option(self.model, self.size))
+        except _Reached as reached:
+            return reached.hidden
+        finally:
+            hook.remove()
+        raise AssertionError("the first trainable block was never reached")
+
+    def prepare(self, hidden: Tensor) -> Prepared:
+        """The adapter-free part of the tail, for hidden states [users, images, tokens, h]."""
+        return prepare(self.blocks[0], hidden, class_token_only=len(self.blocks) == 1)
+
+    def features(self, prepared: Prepared, adapters: Adapters, lora_scale: float) -> Tensor:
+        """Class-token features after the final norm [users, images, h]."""
+        hidden = apply_block(self.blocks[0], prepared, adapters, lora_scale)
+        for block in self.blocks[1:]:
+            ready = prepare(block, hidden, class_token_only=block is self.blocks[-1])
+            hidden = apply_block(block, ready, adapters, lora_scale)
+        return self.final_norm(hidden[..., 0, :])
+
+    def logits(self, prepared: Prepared, adapters: Adapters, lora_scale: float) -> Tensor:
+        """Class scores [users, images, classes] under each user's adapter."""
+        features = self.feature_scale * self.features(prepared, adapters, lora_scale)
+        weight, bias = adapters["head.weight"], adapters["head.bias"]
+        if weight.shape[0] == 1:
+            return linear(features, weight[0], bias[0])
+        return torch.baddbmm(bias[:, None], features, weight.transpose(1, 2))
+
+
+def load_backbone(config: RunConfig, num_classes: int, device: torch.device | None = None) -> Backbone:
+    """Load `config.backbone`, freeze it and find its last `lora-layers` blocks.
+
+    Raises:
+        ConfigError: it can't be loaded, or is not made of pre-norm ViT blocks.
+    """
+    model, preprocessor = _load_model(config.backbone, num_classes)
+    model.requires_grad_(False).eval()
+    layers, prefix = _layers(model, config)
+    heads = model.config.num_attention_heads
+    start = len(layers) - config.lora_layers
+    blocks = [find_block(layers[i], f"{prefix}.{i}", i, heads) for i in range(start, len(layers))]
+    mean, std = _normalisation(preprocessor, model.config.num_channels)
+    spec, sketch = training_spec(config, blocks, num_classes), sketch_spec(config, blocks, num_classes)
+    model.to(device or torch.device("cpu"))
+    backbone = Backbone(
+        model=model,
+        layers=layers,
+        blocks=blocks,
+        final_norm=_final_norm(model, layers, blocks[-1].fc2.out_features),
+        size=config.image_size or _own_size(model.config),
+        mean=mean.to(model.device),
+        std=std.to(model.device),
+        feature_scale=config.feature_scale,
+        spec=spec,
+        sketch=sketch,
+    )
+    _check_size(config, backbone)
+    _check_tail(config, backbone)
+    return backbone
+
+
+def _load_model(name: str, num_classes: int) -> tuple[Any, dict[str, Any]]:
+    """The classifier in float32, and its preprocessor's settings when it has them."""
+    from transformers import AutoModelForImageClassification
+    from transformers.utils import cached_file, logging
+
+    if name == EMBEDDED:
+        from pina_flwr.models import tiny_vit
+
+        return tiny_vit.load(num_classes), tiny_vit.preprocessor()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    path = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    try:
+        model = AutoModelForImageClassification.from_pretrained(
+            path, num_labels=num_classes, ignore_mismatched_sizes=True, dtype=torch.float32
+        )
+        settings = cached_file(path, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False)
+    except (OSError, ValueError, KeyError) as problem:
+        reason = (str(problem).strip().splitlines() or ["unreadable"])[0]
+        raise ConfigError(f"backbone = {name!r}: no image classifier can be loaded from it ({reason})") from problem
+    return model, json.loads(Path(settings).read_text()) if settings else {}
+
+
+def _base(model: Any) -> Any:
+    return getattr(model, model.base_model_prefix)
+
+
+def _layers(model: Any, config: RunConfig) -> tuple[nn.ModuleList, str]:
+    """The list of transformer blocks and its name: the ModuleList with as many entries as the model has layers."""
+    wanted = getattr(model.config, "num_hidden_layers", None)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == wanted:
+            if config.lora_layers > len(module):
+                raise ConfigError(f"lora-layers = {config.lora_layers}: the backbone has {len(module)} layers")
+            return module, name
+    raise ConfigError(f"backbone = {config.backbone!r}: has no list of transformer layers")
+
+
+def _final_norm(model: Any, layers: nn.ModuleList, hidden: int) -> nn.Module:
+    inside = {id(m) for m in layers.modules()}
+    norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm) and id(m) not in inside]
+    norms = [m for m in norms if m.normalized_shape == (hidden,)]
+    return norms[-1] if norms else nn.Identity()
+
+
+def _own_size(settings: Any) -> int:
+    size = settings.image_size
+    return int(size if isinstance(size, int) else size[0])
+
+
+def _size_option(model: Any, size: int) -> dict[str, bool]:
+    """ViT and DeiT must be told to stretch their position encodings; DINOv2 does so by itself."""
+    if size == _own_size(model.config) or model.config.model_type not in ("vit", "deit"):
+        return {}
+    return {"interpolate_pos_encoding": True}
+
+
+def _normalisation(preprocessor: dict[str, Any], channels: int) -> tuple[Tensor, Tensor]:
+    grey = channels == 1
+    mean = preprocessor.get("image_mean") or ([0.5] if grey else IMAGENET_MEAN)
+    std = preprocessor.get("image_std") or ([0.5] if grey else IMAGENET_STD)
+    return torch.tensor(mean[:channels]), torch.tensor(std[:channels])
+
+
+def _check_size(config: RunConfig, backbone: Backbone) -> None:
+    patch = backbone.model.config.patch_size
+    if backbone.size % patch:
+        raise ConfigError(f"image-size = {backbone.size}: must be a multiple of the backbone's patch size {patch}")
+
+
+@torch.no_grad()
+def _check_tail(config: RunConfig, backbone: Backbone) -> None:
+    """Compare prefix and tail with the whole model on random pixels."""
+    shape = (2, backbone.model.config.num_channels, backbone.size, backbone.size)
+    probe = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(backbone.device)
+    options = _size_option(backbone.model, backbone.size)
+    expected = _base(backbone.model)(probe, **options).last_hidden_state[:, 0]
+    ours = backbone.features(backbone.prepare(backbone.prefix(probe)[None]), {}, 1.0)[0]
+    if not torch.isfinite(expected).all() or (ours - expected).norm() > PROBE_TOLERANCE * expected.norm():
+        raise ConfigError(
+            f"backbone = {config.backbone!r}: its blocks are not the pre-norm ViT blocks that can be trained here"
+        )

@@ -1,0 +1,171 @@
+"""Pre-norm transformer blocks whose adapters differ between users while the frozen weights are shared.
+
+A block of any ViT, DeiT or DINOv2 is `h + ls1·o(attention(q, k, v)(norm1(h)))`, then `h + ls2·fc2(act(fc1(norm2(h))))`.
+Here each projection adds a user's low-rank term, so that one pass over the shared weights serves many users:
+autograd through the sum of their losses gives every user its own gradient. Two things make it cheap, both exact:
+the frozen projections of the first trainable block are computed once (`prepare`), and the last block works out the
+class token only, since nothing else reaches the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from pina_flwr.config import ConfigError
+
+PROJECTIONS = {
+    "q": ("q_proj", "query"),
+    "k": ("k_proj", "key"),
+    "v": ("v_proj", "value"),
+    "o": ("o_proj", "out_proj", "dense"),
+}
+Adapters = Mapping[str, Tensor]  # name → [users, *shape]; a leading 1 is shared by all users
+
+
+@dataclass(frozen=True)
+class Block:
+    """The modules of one transformer block, found by walking it, and their names in the backbone."""
+
+    index: int
+    heads: int
+    norm1: nn.Module
+    norm2: nn.Module
+    projections: Mapping[str, nn.Linear]
+    names: Mapping[str, str]  # q, k, v, o → full module name, as PEFT's target_modules wants it
+    fc1: nn.Linear
+    fc2: nn.Linear
+    activation: nn.Module
+    scale1: Tensor | None
+    scale2: Tensor | None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What of a block does not depend on any adapter, for [users, images, tokens, h] hidden states.
+
+    residual, q: [users, images, queries, h], where queries are all tokens or the class token alone.
+    normed: [users, images, tokens, h]. k, v: [users, images, heads, tokens, h / heads].
+    """
+
+    residual: Tensor
+    normed: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+    def pick(self, users: Tensor, images: Tensor) -> Prepared:
+        """The same for some images of each user (index tensors that broadcast to [users, β])."""
+        parts = (self.residual, self.normed, self.q, self.k, self.v)
+        return Prepared(*(part[users, images] for part in parts))
+
+
+def find_block(layer: nn.Module, prefix: str, index: int, heads: int) -> Block:
+    """Read a block's parts off a transformers module, whatever its spelling.
+
+    Raises:
+        ConfigError: the layer is not a pre-norm attention and two-layer MLP block.
+    """
+    linears = {name: m for name, m in layer.named_modules() if isinstance(m, nn.Linear)}
+    norms = [m for m in layer.modules() if isinstance(m, nn.LayerNorm)]
+    scales = [m.lambda1 for m in layer.modules() if isinstance(getattr(m, "lambda1", None), Tensor)]
+    found = {short: _projection(linears, spellings) for short, spellings in PROJECTIONS.items()}
+    mlp = [m for name, m in linears.items() if name not in found.values()]
+    if None in found.values() or len(mlp) != 2 or len(norms) != 2 or len(scales) not in (0, 2):
+        raise ConfigError(f"backbone: layer {prefix!r} is no pre-norm attention block with a two-layer MLP")
+    names = {short: name for short, name in found.items() if name is not None}
+    return Block(
+        index=index,
+        heads=heads,
+        norm1=norms[0],
+        norm2=norms[1],
+        projections={short: linears[name] for short, name in names.items()},
+        names={short: f"{prefix}.{name}" for short, name in names.items()},
+        fc1=mlp[0],
+        fc2=mlp[1],
+        activation=_activation(layer),
+        scale1=scales[0] if scales else None,
+        scale2=scales[1] if scales else None,
+    )
+
+
+def _projection(linears: Mapping[str, nn.Linear], spellings: tuple[str, ...]) -> str | None:
+    """The first linear layer under the attention that ends in one of these spellings."""
+    for name in linears:
+        if name.rsplit(".", 1)[-1] in spellings and "attention" in name:
+            return name
+    return None
+
+
+def _activation(layer: nn.Module) -> nn.Module:
+    leaves = [m for m in layer.modules() if not list(m.children())]
+    known = [m for m in leaves if "Activation" in type(m).__name__ or isinstance(m, nn.GELU | nn.ReLU | nn.SiLU)]
+    return known[-1] if known else nn.GELU()
+
+
+def prepare(block: Block, hidden: Tensor, class_token_only: bool) -> Prepared:
+    """The adapter-free half of a block, for hidden states [users, images, tokens, h]."""
+    normed = block.norm1(hidden)
+    queries = 1 if class_token_only else hidden.shape[-2]
+    return Prepared(
+        residual=hidden[..., :queries, :],
+        normed=normed,
+        q=block.projections["q"](normed[..., :queries, :]),
+        k=_heads(block.projections["k"](normed), block.heads).contiguous(),
+        v=_heads(block.projections["v"](normed), block.heads).contiguous(),
+    )
+
+
+def apply_block(block: Block, prepared: Prepared, adapters: Adapters, lora_scale: float) -> Tensor:
+    """The rest of a block under every user's adapter: [users, images, queries, h]."""
+    attended = _attention(block, prepared, adapters, lora_scale)
+    mixed = block.projections["o"](attended)
+    if (down := adapters.get(f"{block.index}.o.A")) is not None:
+        mixed = mixed + lora_scale * _per_user(_per_user(attended, down), adapters[f"{block.index}.o.B"])
+    hidden = prepared.residual + (mixed if block.scale1 is None else block.scale1 * mixed)
+    thought = block.fc2(block.activation(block.fc1(block.norm2(hidden))))
+    return hidden + (thought if block.scale2 is None else block.scale2 * thought)
+
+
+def _attention(block: Block, prepared: Prepared, adapters: Adapters, lora_scale: float) -> Tensor:
+    """Multi-head attention; the low-rank terms of keys and values are never spread over all tokens and channels.
+
+    With z = x·Aᵀ: q·(k + s·z·Bᵀ)ᵀ = q·kᵀ + s·(q·B)·zᵀ, and p·(v + s·z·Bᵀ) = p·v + s·(p·z)·Bᵀ, head by head.
+    """
+
+    def low_rank(short: str) -> tuple[Tensor, Tensor] | None:
+        down, up = (adapters.get(f"{block.index}.{short}.{part}") for part in "AB")
+        if down is None or up is None:
+            return None
+        z = _per_user(prepared.normed, down)[:, :, None]  # [users, images, 1, tokens, r], alike for all heads
+        return z, lora_scale * up.reshape(up.shape[0], 1, block.heads, -1, up.shape[-1])
+
+    q = prepared.q
+    if (down := adapters.get(f"{block.index}.q.A")) is not None:
+        asking = prepared.normed[..., : q.shape[-2], :]
+        q = q + lora_scale * _per_user(_per_user(asking, down), adapters[f"{block.index}.q.B"])
+    q = _heads(q, block.heads)
+    scores = q @ prepared.k.mT
+    if (keys := low_rank("k")) is not None:
+        scores = scores + (q @ keys[1]) @ keys[0].mT
+    attention = torch.softmax(scores / q.shape[-1] ** 0.5, dim=-1)
+    out = attention @ prepared.v
+    if (values := low_rank("v")) is not None:
+        out = out + (attention @ values[0]) @ values[1].mT
+    return out.transpose(2, 3).flatten(3)
+
+
+def _heads(x: Tensor, heads: int) -> Tensor:
+    """[users, images, tokens, h] → [users, images, heads, tokens, h / heads]."""
+    return x.unflatten(-1, (heads, -1)).transpose(2, 3)
+
+
+def _per_user(x: Tensor, weight: Tensor) -> Tensor:
+    """x [users, images, tokens, i] times each user's weight [users or 1, o, i], transposed."""
+    flat = x.flatten(1, 2)
+    out = linear(flat, weight[0]) if weight.shape[0] == 1 else flat @ weight.mT
+    return out.unflatten(1, x.shape[1:3])

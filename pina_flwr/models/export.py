@@ -1,0 +1,78 @@
+"""Cluster models as PEFT adapter folders: `PeftModel.from_pretrained(base, folder)` gives the model that was trained."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
+from torch import Tensor, nn
+
+from pina_flwr.config import RunConfig
+from pina_flwr.models.backbone import EMBEDDED, Backbone
+
+HEAD = "classifier"
+
+
+def save_adapters(config: RunConfig, backbone: Backbone, models: Tensor, folder: Path) -> list[Path]:
+    """Write cluster models [C, d] to `folder`/cluster-0, cluster-1, …; the embedded backbone goes to its parent.
+
+    The base to load them on is `AutoModelForImageClassification.from_pretrained(backbone, num_labels=…)`.
+    """
+    base = config.backbone
+    if base == EMBEDDED:
+        from pina_flwr.models import tiny_vit
+
+        base = str((folder.parent / "backbone").absolute())
+        tiny_vit.export(Path(base))
+    elif Path(base).expanduser().is_dir():
+        base = str(Path(base).expanduser().absolute())
+    peft_model = _peft_model(config, backbone, base)
+    folders = []
+    for c, model in enumerate(models):
+        result = set_peft_model_state_dict(peft_model, peft_tensors(backbone, model))
+        if result.unexpected_keys:
+            raise RuntimeError(f"tensors that PEFT does not know: {result.unexpected_keys}")
+        folders.append(folder / f"cluster-{c}")
+        peft_model.save_pretrained(str(folders[-1]))
+    return folders
+
+
+def peft_tensors(backbone: Backbone, model: Tensor) -> dict[str, Tensor]:
+    """A flat model [d] as PEFT's state dict.
+
+    The classifier of transformers sees unscaled features, and DINOv2's sees the mean patch feature beside the class
+    token: the feature scale is folded into the head's weight, and the head ignores (weight 0) what it was not given.
+    """
+    tensors = {name: t[0] for name, t in backbone.spec.unflatten(model[None].cpu()).items()}
+    named = {
+        f"base_model.model.{block.names[short]}.lora_{part}.weight": tensors[f"{block.index}.{short}.{part}"]
+        for block in backbone.blocks
+        for short in block.names
+        for part in "AB"
+        if f"{block.index}.{short}.{part}" in tensors
+    }
+    classifier = getattr(backbone.model, HEAD)
+    weight = torch.zeros(classifier.weight.shape)
+    weight[:, : tensors["head.weight"].shape[1]] = backbone.feature_scale * tensors["head.weight"]
+    named[f"base_model.model.{HEAD}.weight"] = weight
+    named[f"base_model.model.{HEAD}.bias"] = tensors["head.bias"]
+    return {name: tensor.contiguous().clone() for name, tensor in named.items()}
+
+
+def _peft_model(config: RunConfig, backbone: Backbone, base: str) -> nn.Module:
+    """A PEFT model of the adapter's shape, on a copy of the backbone (PEFT changes the model it wraps)."""
+    used = [name.split(".") for name in backbone.spec.initial if name.endswith(".A")]
+    blocks = {block.index: block for block in backbone.blocks}
+    settings = LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,  # type: ignore[arg-type]
+        target_modules=[blocks[int(layer)].names[short] for layer, short, _ in used],
+        modules_to_save=[HEAD],
+        inference_mode=True,
+    )
+    model = copy.deepcopy(backbone.model).cpu()
+    wrapped = get_peft_model(model, settings)
+    wrapped.peft_config["default"].base_model_name_or_path = base
+    return wrapped

@@ -1,0 +1,321 @@
+"""The end of a run: `summary.json`, the table in the terminal and one plain sentence on what the run showed.
+
+Every ε is printed with the adversary it holds against, because sampling amplifies privacy only towards
+those who see the released models and not towards the server that draws the sample. ε is rounded up. A
+noise cohort larger than the cohort that ran is always named: ε then holds for a deployment of that size
+and not for the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from decimal import ROUND_CEILING, Decimal
+from pathlib import Path
+
+from rich.console import Console
+from rich.filesize import decimal as file_size
+from rich.table import Table
+from rich.text import Text
+
+from pina_flwr.config import ConfigError
+from pina_flwr.report.metrics_log import RoundRow, strict_json
+
+FILE_NAME = "summary.json"
+FOUND = 0.95
+"""Clustering accuracy, rounded to two places, from which the groups count as found."""
+PARTLY_FOUND = 0.8
+NEAR_CHANCE = 0.02
+
+NAMES = {
+    "pina": "PINA",
+    "pina-ri": "PINA with random initialisation",
+    "fedavg": "FedAvg",
+    "ifca": "IFCA",
+    "oracle": "The oracle",
+}
+ADVERSARIES = {
+    "recipient": "model recipients (amplified by sampling)",
+    "server": "the server (not amplified)",
+    "sketch": "the reader of a single sketch (local)",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epsilons:
+    """ε of a user per adversary. None (or inf): no finite guarantee; 0: that adversary is told nothing."""
+
+    recipient: float | None
+    """Recipients of the models: amplified by sampling."""
+    server: float | None
+    """The server: not amplified, worst participation count."""
+    sketch: float | None
+    """Whoever reads one sketch of stage 1: local. 0 where no single sketch leaves a client."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseMultipliers:
+    """z of each stage; None or 0: no noise."""
+
+    stage1: float | None
+    stage2: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a run came to. None: not measured or not applicable. Its fields are the keys of summary.json."""
+
+    strategy: str
+    accuracy: float | None
+    """Mean test accuracy over groups after the last round."""
+    worst_cluster_accuracy: float | None
+    clustering_accuracy: float | None
+    ari: float | None
+    rounds: int
+    """Rounds of both stages, dropped ones included."""
+    seconds: float
+    epsilon: Epsilons
+    delta: float
+    noise_cohort_size: int
+    """The noise is that of a cohort of this many users; 0: of the cohort that ran."""
+    cohort: float
+    """Users expected in a round, q·|K|."""
+    users: int
+    seed: int
+    dataset: str
+    backbone: str
+    clusters: int
+    """Cluster models trained; 1 for FedAvg."""
+    groups: int | None
+    """Hidden groups; None where they are unknown (natural split)."""
+    noise_multiplier: NoiseMultipliers
+    caveats: list[str] = field(default_factory=list)
+    epsilon_as_paper_counts: dict[str, float | None] | None = None
+    """ε by adversary where the paper's count differs from ours; None otherwise."""
+    dropped_rounds: int = 0
+
+
+def write_summary(folder: str | Path, summary: Summary) -> Path:
+    """Write `folder`/summary.json so that readers find the old or the whole new one, even after a crash."""
+    path = Path(folder) / FILE_NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{FILE_NAME}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(strict_json(dataclasses.asdict(summary), indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def read_summary(folder: str | Path) -> Summary:
+    """The summary in `folder`.
+
+    Raises:
+        ConfigError: there is none, or it is not one.
+    """
+    path = Path(folder) / FILE_NAME
+    if not path.is_file():
+        raise ConfigError(
+            f"folder = {str(folder)!r}: holds no {FILE_NAME}; must be the output folder of a finished run"
+        )
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        values["epsilon"] = Epsilons(**values["epsilon"])
+        values["noise_multiplier"] = NoiseMultipliers(**values["noise_multiplier"])
+        return Summary(**values)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{path}: must be the {FILE_NAME} that a run of this version wrote") from error
+
+
+def print_summary(console: Console, summary: Summary, rows: Sequence[RoundRow], folder: str | Path) -> None:
+    """Print the table, its caveats beneath, and where the report is."""
+    console.print(table(summary, rows))
+    for caveat in (*_own_caveats(summary), *summary.caveats):
+        console.print(Text(f"• {caveat}"))
+    # One unbroken line, so that the path can be clicked or copied.
+    console.print(Text(f"Report: {Path(folder).resolve()}"), soft_wrap=True)
+
+
+def table(summary: Summary, rows: Sequence[RoundRow]) -> Table:
+    """The summary as a terminal table; totals over rounds come from `rows`."""
+    about = f"{_name(summary)} on {summary.dataset}, {summary.backbone}, seed {summary.seed}"
+    result = Table(title=Text(about), show_header=False, title_justify="left")
+    result.add_column(style="bold")
+    result.add_column(overflow="fold")
+    for section in (_score_lines(summary, rows), _cost_lines(summary, rows), _privacy_lines(summary)):
+        for label, value in section:
+            result.add_row(Text(label), Text(value))
+        result.add_section()
+    return result
+
+
+def sentence(summary: Summary, chance: float | None = None) -> str:
+    """One plain sentence on what the run showed.
+
+    Args:
+        summary: the run.
+        chance: accuracy of guessing (1 / classes); an accuracy about or below it is said to be so.
+    """
+    clusters, accuracy = _clusters_clause(summary), _accuracy_clause(summary, chance)
+    dropped = (
+        f", with {summary.dropped_rounds} of {summary.rounds} rounds dropped"
+        if summary.dropped_rounds
+        else ""
+    )
+    return f"{_name(summary)} {clusters}{accuracy}{_privacy_clause(summary)}{dropped}."
+
+
+def _clusters_clause(summary: Summary) -> str:
+    accuracy, groups = _finite(summary.clustering_accuracy), summary.groups
+    users = f"{summary.users:,} users"
+    if summary.clusters == 1:
+        return f"trained one model for {users}"
+    if summary.strategy == "oracle":
+        return f"was given the {groups} hidden groups of {users}"
+    if groups is None:
+        return f"trained {summary.clusters} cluster models for {users}, whose true groups are unknown,"
+    if groups == 1:
+        return f"trained {summary.clusters} cluster models for {users}, who form one group,"
+    if accuracy is None:
+        return f"trained {summary.clusters} cluster models for {users} (clustering accuracy not measured)"
+    verdict = _verdict(round(accuracy, 2), enough_clusters=summary.clusters >= groups)
+    return f"{verdict} the {groups} hidden groups of {users} (clustering accuracy {accuracy:.2f})"
+
+
+def _verdict(clustering_accuracy: float, *, enough_clusters: bool) -> str:
+    if clustering_accuracy >= FOUND and enough_clusters:
+        return "found"
+    return "only partly found" if clustering_accuracy >= PARTLY_FOUND else "did not find"
+
+
+def _accuracy_clause(summary: Summary, chance: float | None) -> str:
+    accuracy = _finite(summary.accuracy)
+    if accuracy is None:
+        return ", test accuracy not measured,"
+    if chance is None or accuracy > chance + NEAR_CHANCE:
+        return f" and reached {accuracy:.2f} mean test accuracy"
+    relation = "below" if accuracy < chance - NEAR_CHANCE else "about"
+    return f" and reached only {accuracy:.2f} mean test accuracy, {relation} chance ({chance:.2f}),"
+
+
+def _privacy_clause(summary: Summary) -> str:
+    epsilon = _finite(summary.epsilon.recipient)
+    if epsilon is not None:
+        noise = f", noise of a {summary.noise_cohort_size:,}-user cohort" if _borrows_noise(summary) else ""
+        return f" at ε = {_rounded_up(epsilon)} (model recipients{noise})"
+    if _is_noisy(summary):
+        return " with no finite ε towards model recipients"
+    return " without privacy noise (ε = ∞)"
+
+
+def _score_lines(summary: Summary, rows: Sequence[RoundRow]) -> list[tuple[str, str]]:
+    lines = [
+        ("test accuracy, mean", _score(summary.accuracy)),
+        ("test accuracy, worst cluster", _score(summary.worst_cluster_accuracy)),
+    ]
+    if summary.clusters > 1:
+        missing = "groups unknown" if summary.groups is None else "not measured"
+        lines.append(("clustering accuracy", _score(summary.clustering_accuracy, missing)))
+        lines.append(("adjusted Rand index", _score(summary.ari, missing)))
+        sizes = next((row.cluster_sizes for row in reversed(rows) if row.cluster_sizes), None)
+        if sizes:
+            lines.append(("users per cluster", ", ".join(f"{size:,}" for size in sizes)))
+    return lines
+
+
+def _cost_lines(summary: Summary, rows: Sequence[RoundRow]) -> list[tuple[str, str]]:
+    rounds = f"{summary.rounds}"
+    if summary.dropped_rounds:
+        reasons = sorted({row.dropped for row in rows if row.dropped})
+        rounds += f", {summary.dropped_rounds} of them dropped" + (
+            f" ({'; '.join(reasons)})" if reasons else ""
+        )
+    lines = [
+        ("rounds", rounds),
+        ("users, of them in a round", f"{summary.users:,}, about {summary.cohort:,.0f}"),
+        ("time", _duration(summary.seconds)),
+    ]
+    left_out = sum(row.left_out for row in rows)
+    if left_out:
+        lines.append(("updates left out, not finite", f"{left_out:,}"))
+    if any(row.bytes_up is not None for row in rows):
+        up, down = sum(row.bytes_up or 0 for row in rows), sum(row.bytes_down or 0 for row in rows)
+        lines.append(("sent to server, to clients", f"{file_size(up)}, {file_size(down)}"))
+    return lines
+
+
+def _privacy_lines(summary: Summary) -> list[tuple[str, str]]:
+    epsilons = dataclasses.asdict(summary.epsilon)
+    lines = [(f"ε towards {who}", _epsilon(epsilons[key])) for key, who in ADVERSARIES.items()]
+    for key, value in (summary.epsilon_as_paper_counts or {}).items():
+        lines.append((f"ε as the paper counts, towards {ADVERSARIES.get(key, key)}", _epsilon(value)))
+    z = summary.noise_multiplier
+    lines.append(("δ", f"{summary.delta:.2g}"))
+    lines.append(("noise multiplier, stage 1, stage 2", f"{_multiplier(z.stage1)}, {_multiplier(z.stage2)}"))
+    if _is_noisy(summary):
+        size = summary.noise_cohort_size
+        lines.append(("noise of a cohort of", f"{size:,} users" if size else "the users who took part"))
+    return lines
+
+
+def _own_caveats(summary: Summary) -> list[str]:
+    if not _borrows_noise(summary) or not _is_noisy(summary):
+        return []
+    size = f"{summary.noise_cohort_size:,}"
+    return [
+        f"The noise is that of a cohort of {size} users: ε holds for a deployment of that size, not for this "
+        f"run, whose rounds had about {summary.cohort:,.0f} users."
+    ]
+
+
+def _name(summary: Summary) -> str:
+    return NAMES.get(summary.strategy, summary.strategy)
+
+
+def _borrows_noise(summary: Summary) -> bool:
+    return summary.noise_cohort_size > math.ceil(summary.cohort)
+
+
+def _is_noisy(summary: Summary) -> bool:
+    return any(_finite(z) for z in (summary.noise_multiplier.stage1, summary.noise_multiplier.stage2))
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _score(value: float | None, missing: str = "not measured") -> str:
+    return missing if _finite(value) is None else f"{value:.3f}"
+
+
+def _epsilon(value: float | None) -> str:
+    if value == 0:
+        return "0 (nothing is released)"
+    epsilon = _finite(value)
+    return "∞ (no finite guarantee)" if epsilon is None else _rounded_up(epsilon)
+
+
+def _rounded_up(epsilon: float) -> str:
+    """Two decimals, upwards: a printed ε is never below the true one. The second is left out if it is 0."""
+    text = f"{Decimal(repr(float(epsilon))).quantize(Decimal('0.01'), rounding=ROUND_CEILING):,}"
+    return text.removesuffix("0")
+
+
+def _multiplier(z: float | None) -> str:
+    return f"{z:.3g}" if _finite(z) else "none"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -1,0 +1,99 @@
+"""One run from the server's side: find the nodes, run the strategy, leave everything in the output folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from rich.console import Console
+
+from pina_flwr.config import ConfigError, RunConfig, parse, to_dict
+from pina_flwr.models.backbone import load_backbone
+from pina_flwr.models.export import save_adapters
+from pina_flwr.privacy.guarantee import describe, plan
+from pina_flwr.report.metrics_log import strict_json
+from pina_flwr.report.plot import plot
+from pina_flwr.report.summary import print_summary, sentence, write_summary
+from pina_flwr.secure_sum.interface import open_secure_sum
+from pina_flwr.strategies import STRATEGIES
+from pina_flwr.strategies.clustered import ClusteredTraining, models_of
+from pina_flwr.strategies.hosts import discover
+from pina_flwr.strategies.recorder import Recorder
+
+log = logging.getLogger("flwr")
+WIDTH = 100  # columns of the summary, which goes through a log without a terminal
+
+
+def main(grid: Grid, values: Mapping[str, Any]) -> None:
+    """Run what the run config says; a user's mistake ends the run as failed with one line.
+
+    Raises:
+        SystemExit: the configuration is wrong; the reason has been logged.
+    """
+    try:
+        run(grid, parse(values))
+    except ConfigError as mistake:
+        log.error("error: %s", mistake)
+        raise SystemExit(2) from None
+
+
+def run(grid: Grid, config: RunConfig) -> None:
+    """Train and leave results in `config.output`.
+
+    Raises:
+        ConfigError: found before training starts.
+    """
+    began = time.monotonic()
+    folder = open_folder(config)
+    hosts = discover(grid, config.round_timeout)
+    backbone = load_backbone(config, hosts.num_classes)
+    noise = plan(config, len(hosts))
+    write_json(folder / "privacy.json", describe(config, noise, len(hosts)))
+    recorder = Recorder(config, noise, folder, hosts)
+    strategy = STRATEGIES[config.strategy](
+        config, backbone, hosts, noise, open_secure_sum(config.secure_sum), recorder.note
+    )
+    recorder.announce(strategy.rounds)
+    result = strategy.start(grid, timeout=config.round_timeout)
+    finish(config, strategy, result, recorder, folder, time.monotonic() - began)
+
+
+def open_folder(config: RunConfig) -> Path:
+    """Make the output folder and write the resolved configuration into it.
+
+    Raises:
+        ConfigError: it can't be made or written to.
+    """
+    folder = Path(config.output).expanduser().absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "summary.json").unlink(missing_ok=True)  # a summary says that its run finished
+        write_json(folder / "config.json", to_dict(config))
+    except OSError as problem:
+        raise ConfigError(f"output = {config.output!r}: can't be written ({problem.strerror})") from None
+    return folder
+
+
+def finish(
+    config: RunConfig, strategy: ClusteredTraining, result: Result, recorder: Recorder, folder: Path, seconds: float
+) -> None:
+    """Write adapters, plot and summary, and print the table and the closing sentence."""
+    save_adapters(config, strategy.backbone, models_of(result), folder / "adapters")
+    summary = recorder.summary(seconds, strategy.clusters)
+    plot(recorder.rows, folder / "metrics.png", f"{config.strategy} on {config.dataset}")
+    write_summary(folder, summary)
+    console = Console(width=WIDTH)
+    print_summary(console, summary, recorder.rows, folder)
+    classes = strategy.hosts.num_classes
+    console.print(sentence(summary, 1 / classes), markup=False, highlight=False)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Indented strict JSON (no NaN, no infinity)."""
+    path.write_text(json.dumps(json.loads(strict_json(value)), indent=2) + "\n", encoding="utf-8")

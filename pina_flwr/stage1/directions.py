@@ -1,0 +1,41 @@
+"""From a user's ΔB to what stage 1 works with, and from centroids to the B of the initial cluster models."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pina_flwr.seeding import normal
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """Rows scaled to l2 norm 1; zero rows and rows that are not finite become zero: [n, h]."""
+    norms = torch.linalg.vector_norm(vectors.double(), dim=-1, keepdim=True)
+    usable = torch.isfinite(norms) & (norms > 0)
+    return torch.where(usable, vectors / torch.where(usable, norms, 1), 0).to(torch.float32)
+
+
+def centred(deltas: Tensor, mean: Tensor | None) -> Tensor:
+    """ΔB minus what all users share: ΔB_k - ‖ΔB_k‖·m, with m the (private) mean of unit updates: [users, h].
+
+    Rows that are not finite become zero.
+    """
+    directions = unit(deltas)
+    norms = torch.linalg.vector_norm(torch.nan_to_num(deltas, 0.0, 0.0, 0.0), dim=1, keepdim=True)
+    return norms * (directions if mean is None else torch.where(directions != 0, directions - mean, 0))
+
+
+def random_directions(seed: int, purpose: str, count: int, size: int) -> Tensor:
+    """Unit vectors in random directions, from the seed that all share: [count, size]."""
+    return unit(normal(seed, purpose, shape=(count, size), std=1.0))
+
+
+def initial_b(centroids: Tensor, norm: float) -> Tensor:
+    """B of each cluster model from its centroid: [C, h].
+
+    What centroids have in common tells clusters apart in nothing, so their mean goes; equal norms keep a cluster from
+    starting ahead. norm = 0 leaves them as they are (the paper's reading).
+    """
+    if norm == 0:
+        return centroids
+    return norm * unit(centroids - centroids.mean(dim=0))

@@ -1,0 +1,163 @@
+"""Stage 1 from the server's side: what the cohort is asked each round, and the initial cluster models that result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pina_flwr.config import RunConfig
+from pina_flwr.stage1.directions import initial_b, random_directions, unit
+from pina_flwr.stage1.dp_kmeans import best_restart, update
+from pina_flwr.stage1.sketch import cluster_sketches
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the cohort is asked: the client's step, the arrays it needs, and the length of the vector that comes back
+    through the secure sum (0: sketches come back one by one)."""
+
+    step: str
+    size: int
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FirstModels:
+    """b: B of each cluster model [C, h]. arrays: centroids [C, h] and mean [h] by which users can find their nearest
+    centroid; empty if there are none."""
+
+    b: Tensor
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+class Start(Protocol):
+    """A way to initialise cluster models."""
+
+    rounds: int
+
+    def ask(self, round_: int) -> Question:
+        """The question of stage-1 round `round_`, from 1."""
+        ...
+
+    def receive(self, round_: int, answer: np.ndarray) -> None:
+        """Take in the answer: the noisy mean over the expected cohort [size], or sketches [n, h]."""
+        ...
+
+    def models(self) -> FirstModels:
+        """What stage 2 starts from."""
+        ...
+
+
+class RandomStart:
+    """No stage 1: B of random direction and given norm (PINA + RI, and IFCA without server data)."""
+
+    rounds = 0
+
+    def __init__(self, config: RunConfig, size: int):
+        self._b = config.random_init_norm * random_directions(config.seed, "random start", config.clusters, size)
+
+    def ask(self, round_: int) -> Question:
+        """Never called: there are no rounds."""
+        raise ValueError("a random start asks nothing")
+
+    def receive(self, round_: int, answer: np.ndarray) -> None:
+        """Never called: there are no rounds."""
+        raise ValueError("a random start asks nothing")
+
+    def models(self) -> FirstModels:
+        """See `Start.models`."""
+        return FirstModels(self._b)
+
+
+class SharedStart(RandomStart):
+    """All models start alike, at B = 0 (FedAvg, and the oracle, which is told the groups)."""
+
+    def __init__(self, config: RunConfig, size: int):
+        self._b = torch.zeros(config.slots, size)
+
+
+class _Centred:
+    """The optional first round, in which the mean of unit updates comes through the secure sum."""
+
+    def __init__(self, config: RunConfig, size: int):
+        self.config, self.size, self.rounds = config, size, config.t_in
+        self.mean: np.ndarray | None = None
+
+    def _is_mean_round(self, round_: int) -> bool:
+        return round_ == 1 and self.config.sketch_centre == "private"
+
+    def _shared(self) -> dict[str, np.ndarray]:
+        return {} if self.mean is None else {"mean": self.mean}
+
+    def _receive_mean(self, answer: np.ndarray) -> None:
+        self.mean = answer.astype(np.float32)
+
+
+class DPKMeans(_Centred):
+    """DP k-means through the secure sum: T_in rounds, of which one may be the private mean and the rest are iterations
+    of R restarts side by side."""
+
+    def __init__(self, config: RunConfig, size: int):
+        super().__init__(config, size)
+        shape = (config.kmeans_restarts, config.clusters, size)
+        count = shape[0] * shape[1]
+        self.centroids = random_directions(config.seed, "restarts", count, size).reshape(shape)
+        self.best = 0
+
+    def ask(self, round_: int) -> Question:
+        """See `Start.ask`."""
+        if self._is_mean_round(round_):
+            return Question("mean", self.size)
+        return Question("lloyd", self.centroids.numel(), self._shared() | {"centroids": self.centroids.numpy()})
+
+    def receive(self, round_: int, answer: np.ndarray) -> None:
+        """See `Start.receive`."""
+        if self._is_mean_round(round_):
+            return self._receive_mean(answer)
+        sums = torch.from_numpy(answer.astype(np.float32)).reshape(self.centroids.shape)
+        self.best, self.centroids = best_restart(sums), update(sums)
+        return None
+
+    def models(self) -> FirstModels:
+        """See `Start.models`."""
+        chosen = self.centroids[self.best]
+        return FirstModels(initial_b(chosen, self.config.centroid_norm), self._shared() | {"centroids": chosen.numpy()})
+
+
+class LocalSketches(_Centred):
+    """The paper's stage 1: sketches under local DP from T_in rounds, clustered by k-means."""
+
+    def __init__(self, config: RunConfig, size: int):
+        super().__init__(config, size)
+        self.rows: list[np.ndarray] = []
+
+    def ask(self, round_: int) -> Question:
+        """See `Start.ask`."""
+        return Question("mean", self.size) if self._is_mean_round(round_) else Question("sketch", 0, self._shared())
+
+    def receive(self, round_: int, answer: np.ndarray) -> None:
+        """See `Start.receive`."""
+        if self._is_mean_round(round_):
+            self._receive_mean(answer)
+        else:
+            self.rows.append(answer)
+
+    def models(self) -> FirstModels:
+        """See `Start.models`."""
+        rows = np.concatenate(self.rows) if self.rows else np.zeros((0, self.size), dtype=np.float32)
+        centroids = torch.from_numpy(cluster_sketches(rows, self.config.clusters, self.config.seed))
+        arrays = self._shared() | {"centroids": unit(centroids).numpy()}
+        return FirstModels(initial_b(centroids, self.config.centroid_norm), arrays)
+
+
+def open_start(config: RunConfig, size: int) -> Start:
+    """The start that strategy and `stage1` ask for; `size` is h."""
+    if config.strategy in ("fedavg", "oracle"):
+        return SharedStart(config, size)
+    if config.strategy in ("pina-ri", "ifca") or config.stage1 == "random":
+        return RandomStart(config, size)
+    return DPKMeans(config, size) if config.stage1 == "dp-kmeans" else LocalSketches(config, size)

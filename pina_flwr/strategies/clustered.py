@@ -1,0 +1,291 @@
+"""The round that every strategy shares: sample, ask, secure sum, rescale each cluster's aggregate, apply.
+
+PINA (arXiv 2604.20596), Algorithm 1. FedAvg is the case of one cluster; IFCA (Ghosh et al. 2020), the oracle and
+PINA + RI differ in how models start, how a user finds its cluster, and how aggregates are scaled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from torch import Tensor
+
+from pina_flwr.client import SKETCHES
+from pina_flwr.config import RunConfig
+from pina_flwr.messages import EVALUATE, TRAIN, Task, pack, request, size_of, unpack
+from pina_flwr.models.adapter import with_centroid
+from pina_flwr.models.backbone import Backbone
+from pina_flwr.normality import Aggregates, rule, rule_name
+from pina_flwr.privacy.gaussian_sum import GaussianSum
+from pina_flwr.privacy.guarantee import NoisePlan
+from pina_flwr.secure_sum.interface import SecureSum
+from pina_flwr.seeding import generator
+from pina_flwr.stage1.starts import FirstModels, Question, Start, open_start
+from pina_flwr.strategies.diagnosis import Diagnosis, diagnose
+from pina_flwr.strategies.hosts import Hosts
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a round did.
+
+    stage: 1 or 2. cohort: users sampled. weights: factor w_i on each aggregate. noise_std: σ a coordinate on the mean.
+    dropped: why the round was dropped, or empty. diagnosis: simulation only.
+    """
+
+    stage: int
+    round: int
+    cohort: int
+    seconds: float = 0.0
+    weights: tuple[float, ...] = ()
+    noise_std: float = 0.0
+    dropped: str = ""
+    bytes_up: int = 0
+    bytes_down: int = 0
+    diagnosis: Diagnosis | None = None
+
+
+Listener = Callable[[Outcome], None]
+
+
+class ClusteredTraining(Strategy):
+    """Stage 1, then T_tr rounds of clustered training under user-level DP.
+
+    Args:
+        config: the run's configuration.
+        backbone: for the adapters' shapes and shared start.
+        hosts: where users are.
+        plan: noise of each stage.
+        secure_sum: how protected vectors are added.
+        listen: told of every round.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        backbone: Backbone,
+        hosts: Hosts,
+        plan: NoisePlan,
+        secure_sum: SecureSum,
+        listen: Listener,
+    ):
+        self.config, self.backbone, self.hosts = config, backbone, hosts
+        self.plan, self.secure_sum, self.listen = plan, secure_sum, listen
+        self.clusters = config.slots
+        self.start_of_models: Start = open_start(config, backbone.sketch.size)
+        self.first: FirstModels | None = None
+        self.expected_cohort = config.sampling_rate * len(hosts)
+        self._asked: set[int] = set()
+        self._question: Question | None = None
+        self._outcome = Outcome(stage=0, round=0, cohort=0)
+
+    # What strategies differ in ----------------------------------------------------------------------------------
+
+    def choose(self, round_: int) -> str:
+        """How users find their cluster in stage-2 round `round_`: "loss", "nearest" or "group"."""
+        return "loss"
+
+    # The run ----------------------------------------------------------------------------------------------------
+
+    def start(  # type: ignore[override]
+        self, grid: Grid, initial_arrays: ArrayRecord | None = None, num_rounds: int = 0, timeout: float = 3600
+    ) -> Result:
+        """Run all rounds of both stages; `Result.arrays` holds the cluster models [C, d] under "models"."""
+        models = initial_arrays or pack({"models": self.backbone.spec.start().expand(self.clusters, -1).numpy()})
+        result = Result()
+        for t in range(1, (num_rounds or self.rounds) + 1):
+            began = time.monotonic()
+            requests = list(self.configure_train(t, models, ConfigRecord(), grid))
+            replies = self._collect(grid, requests, timeout)
+            arrays, _ = self.aggregate_train(t, replies)
+            models = arrays if arrays is not None else models
+            if self._worth_evaluating(t):
+                questions = list(self.configure_evaluate(t, models, ConfigRecord(), grid))
+                self.aggregate_evaluate(t, grid.send_and_receive(questions, timeout=timeout))
+            self._note(seconds=time.monotonic() - began)
+            self.listen(self._outcome)
+        result.arrays = models
+        return result
+
+    @property
+    def rounds(self) -> int:
+        """All rounds, T_in + T_tr."""
+        return self.start_of_models.rounds + self.config.t_tr
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sample the cohort and ask each of its nodes; stage 1 comes first (Algorithm 1, lines 4-10)."""
+        cohort = self._sample(server_round)
+        stage, t = self._stage(server_round)
+        self._outcome = Outcome(stage=stage, round=server_round, cohort=len(cohort))
+        self._question = self.start_of_models.ask(t) if stage == 1 else self._ask_for_updates(t, arrays)
+        choose = self.choose(t) if stage == 2 else ""
+        task = Task(self._question.step, t, [], len(cohort), choose, self._question.arrays)
+        requests = self._to_nodes(task, cohort, TRAIN, server_round)
+        self._asked = {message.metadata.dst_node_id for message in requests}
+        self._note(bytes_down=sum(size_of(message.content) for message in requests))
+        return requests
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """The round's sum, divided by the expected cohort, goes into stage 1 or onto the cluster models.
+
+        Returns no arrays when the round is dropped.
+        """
+        replies, (stage, t) = list(replies), self._stage(server_round)
+        self._note(bytes_up=sum(size_of(r.content) for r in replies if not r.has_error()))
+        answer = self._answer(replies)
+        if stage == 1:
+            if answer is not None:
+                self.start_of_models.receive(t, answer)
+            return (self._first_models() if t == self.start_of_models.rounds else None), None
+        if answer is None:
+            return None, None
+        assert self._question is not None  # set by configure_train
+        models = self._question.arrays["models"]
+        return pack({"models": self._step(t, models, answer)}), None
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask every node how its users fare (simulation only)."""
+        stage, t = self._stage(server_round)
+        named = unpack(arrays) | (self._first().arrays if stage == 1 else {})
+        choose = "nearest" if stage == 1 and "centroids" in named else self._choose_at_evaluation()
+        return self._to_nodes(Task("evaluate", t, [], 0, choose, named), range(len(self.hosts)), EVALUATE, server_round)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Put the nodes' answers together; nothing of it enters training."""
+        good = [r.content for r in replies if not r.has_error()]
+        self._note(diagnosis=diagnose(good, self.clusters, groups_known=not self.config.user_column))
+        return None
+
+    def summary(self) -> None:
+        """Nothing: the run's configuration and table are printed elsewhere."""
+
+    # Steps ------------------------------------------------------------------------------------------------------
+
+    def _sample(self, server_round: int) -> list[int]:
+        """Poisson sampling: each user joins with probability q."""
+        draws = generator(self.config.seed, "cohort", server_round).random(len(self.hosts))
+        return np.flatnonzero(draws < self.config.sampling_rate).tolist()
+
+    def _stage(self, server_round: int) -> tuple[int, int]:
+        """The stage of a round, and its number within the stage."""
+        stage1 = self.start_of_models.rounds
+        return (1, server_round) if server_round <= stage1 else (2, server_round - stage1)
+
+    def _ask_for_updates(self, t: int, arrays: ArrayRecord) -> Question:
+        if t == 1 and self.start_of_models.rounds == 0:
+            arrays = self._first_models()
+        named = {"models": unpack(arrays)["models"]}
+        if self.choose(t) == "nearest":
+            named |= self._first().arrays
+        counts = self.clusters if rule_name(self.config) == "count" else 0
+        return Question("update", self.clusters * self.backbone.spec.size + counts, named)
+
+    def _to_nodes(self, task: Task, users: Iterable[int], kind: str, round_: int) -> list[Message]:
+        """One message a node, with all of its users."""
+        return [
+            request(replace(task, users=own).to_record(), node, kind, round_)
+            for node, own in self.hosts.by_node(users).items()
+        ]
+
+    def _collect(self, grid: Grid, requests: list[Message], timeout: float) -> list[Message]:
+        if not requests:
+            return []
+        assert self._question is not None  # set by configure_train
+        if self._question.size == 0:
+            return list(grid.send_and_receive(requests, timeout=timeout))
+        return self.secure_sum.collect(grid, requests, timeout)
+
+    def _answer(self, replies: list[Message]) -> np.ndarray | None:
+        """The noisy mean over the expected cohort, or the sketches; None, with the reason noted, to drop the round."""
+        assert self._question is not None  # set by configure_train
+        if not self._asked:
+            self._note(dropped="no user was sampled")
+            return None
+        if self._question.size == 0:
+            return self._sketches(replies)
+        result = self.secure_sum.add(self._asked, replies, self._question.size)
+        if result.total is None:
+            self._note(dropped=result.reason)
+            return None
+        self._note(noise_std=self._mechanism().mean_std)
+        return result.total / self.expected_cohort
+
+    def _sketches(self, replies: list[Message]) -> np.ndarray | None:
+        """Sketches are independent of each other: those that arrived well-formed are used."""
+        rows = []
+        for reply in replies:
+            if reply.has_error():
+                continue
+            part = unpack(reply.content.array_records[SKETCHES])["rows"]
+            if part.ndim == 2 and part.shape[1] == self.backbone.sketch.size and np.isfinite(part).all():
+                rows.append(part)
+        if not rows:
+            self._note(dropped="no sketch arrived")
+            return None
+        return np.concatenate(rows)
+
+    def _first_models(self) -> ArrayRecord:
+        """Cluster models from what stage 1 found."""
+        spec, last = self.backbone.spec, self.backbone.blocks[-1]
+        if f"{last.index}.v.B" not in spec.trainable:
+            return pack({"models": spec.start().expand(self.clusters, -1).numpy()})
+        return pack({"models": torch.stack([with_centroid(spec, last, b) for b in self._first().b]).numpy()})
+
+    def _first(self) -> FirstModels:
+        if self.first is None:
+            self.first = self.start_of_models.models()
+        return self.first
+
+    def _step(self, t: int, models: np.ndarray, mean: np.ndarray) -> np.ndarray:
+        """Rescale each cluster's aggregate and apply it: W_i ← W_i + rate·w_i·Δ_i, float32 [C, d]."""
+        aggregates = self._aggregates(mean)
+        scale, rate = rule(self.config, t)
+        weights = scale(aggregates)
+        self._note(weights=tuple(weights.tolist()))
+        return (models + rate * weights[:, None] * aggregates.means).astype(np.float32)
+
+    def _aggregates(self, mean: np.ndarray) -> Aggregates:
+        size, std = self.clusters * self.backbone.spec.size, self._mechanism().mean_std
+        means = mean[:size].reshape(self.clusters, -1)
+        if rule_name(self.config) != "count":
+            return Aggregates(means, std)
+        unit_count = self.config.count_share * self.config.clip_norm
+        return Aggregates(means, std, mean[size:] / unit_count, std / unit_count)
+
+    def _mechanism(self) -> GaussianSum:
+        c = self.config
+        if self._outcome.stage == 1:
+            return GaussianSum(1.0, self.plan.stage1, self.expected_cohort, c.noise_cohort_size)
+        return GaussianSum(c.clip_norm, self.plan.stage2, self.expected_cohort, c.noise_cohort_size)
+
+    def _choose_at_evaluation(self) -> str:
+        return "group" if self.choose(1) == "group" else "loss"
+
+    def _worth_evaluating(self, server_round: int) -> bool:
+        stage, t = self._stage(server_round)
+        if not self.config.diagnostics:
+            return False
+        if stage == 1:
+            return t == self.start_of_models.rounds
+        return t % self.config.evaluate_every == 0 or t == self.config.t_tr
+
+    def _note(self, **facts: object) -> None:
+        self._outcome = replace(self._outcome, **facts)  # type: ignore[arg-type]
+
+
+def models_of(result: Result) -> Tensor:
+    """The cluster models [C, d] of a finished run."""
+    return torch.from_numpy(unpack(result.arrays)["models"])

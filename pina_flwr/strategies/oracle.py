@@ -1,0 +1,16 @@
+"""The ceiling: clustered training when the true groups are known. Simulation only, no such thing can be deployed.
+
+    each round:  users train the model of their true group; each model moves by its group's noisy mean update
+"""
+
+from __future__ import annotations
+
+from pina_flwr.strategies.clustered import ClusteredTraining
+
+
+class Oracle(ClusteredTraining):
+    """Models start alike and users are told their cluster."""
+
+    def choose(self, round_: int) -> str:
+        """By the true group."""
+        return "group"

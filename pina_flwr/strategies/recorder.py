@@ -1,0 +1,144 @@
+"""From outcomes of rounds to what a run leaves: a line in the log, a row in metrics.jsonl, and the summary."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+
+from pina_flwr.config import RunConfig
+from pina_flwr.privacy.guarantee import Bound, NoisePlan, epsilon_so_far, guarantee, planned_rounds
+from pina_flwr.report.metrics_log import MetricsLog, RoundRow
+from pina_flwr.report.summary import Epsilons, NoiseMultipliers, Summary
+from pina_flwr.strategies.clustered import Outcome
+from pina_flwr.strategies.hosts import Hosts
+
+log = logging.getLogger("flwr")
+RECENT = 5  # rounds whose mean duration predicts the time left
+
+
+class Recorder:
+    """Collects the rows of a run. Budget counts as spent once a round was tried, dropped or not."""
+
+    def __init__(self, config: RunConfig, plan: NoisePlan, folder: Path, hosts: Hosts):
+        self.config, self.plan, self.hosts = config, plan, hosts
+        self.rows: list[RoundRow] = []
+        self._file = MetricsLog(folder)
+        self._rounds = 0
+
+    def announce(self, rounds: int) -> None:
+        """Say what is about to run."""
+        self._rounds = rounds
+        c, cohort = self.config, self.config.sampling_rate * len(self.hosts)
+        log.info("%s on %s with %s: %d users, %.0f a round, %d rounds", c.strategy, c.dataset, c.backbone,
+                 len(self.hosts), cohort, rounds)  # fmt: skip
+        if c.private:
+            log.info("noise multiplier z = %.4g in stage 1, %.4g in stage 2", self.plan.stage1, self.plan.stage2)
+
+    def note(self, outcome: Outcome) -> None:
+        """Record one round."""
+        row = self._row(outcome)
+        self.rows.append(row)
+        self._file.append(row)
+        log.info("%s", self._line(row))
+
+    def _row(self, o: Outcome) -> RoundRow:
+        d = o.diagnosis
+        measured = {} if d is None else {
+            "loss": d.loss,
+            "accuracy": d.accuracy,
+            "worst_cluster_accuracy": d.worst_cluster_accuracy,
+            "cluster_accuracy": [_or_none(a) for a in d.cluster_accuracy],
+            "clustering_accuracy": _or_none(d.clustering_accuracy),
+            "ari": _or_none(d.ari),
+            "cluster_sizes": d.cluster_sizes,
+            "update_norm_mean": _or_none(d.norm_mean),
+            "update_norm_max": _or_none(d.norm_max),
+            "left_out": d.left_out,
+        }  # fmt: skip
+        return RoundRow(
+            round=o.round,
+            rounds=self._rounds,
+            stage=o.stage,
+            weights=list(o.weights) or None,
+            noise_std=o.noise_std,
+            epsilon=self._epsilon_after(o.round),
+            bytes_up=o.bytes_up,
+            bytes_down=o.bytes_down,
+            seconds=o.seconds,
+            cohort=o.cohort,
+            dropped=o.dropped or None,
+            **measured,  # type: ignore[arg-type]
+        )
+
+    def _epsilon_after(self, round_: int) -> float | None:
+        stage1, _ = planned_rounds(self.config)
+        done1 = min(round_, stage1)
+        return _or_none(epsilon_so_far(self.config, self.plan, done1, round_ - done1))
+
+    def _line(self, row: RoundRow) -> str:
+        parts = [f"round {row.round}/{row.rounds}", f"stage {row.stage}", f"cohort {row.cohort}"]
+        if row.dropped:
+            parts.append(f"DROPPED: {row.dropped}")
+        if row.left_out:
+            parts.append(f"{row.left_out} users left out (update not finite)")
+        if row.loss is not None:
+            parts.append(f"loss {row.loss:.3f}")
+        if row.accuracy is not None:
+            parts.append(f"accuracy {row.accuracy:.3f}")
+        if row.clustering_accuracy is not None:
+            parts.append(f"clustering {row.clustering_accuracy:.2f}")
+        recent = [r.seconds or 0.0 for r in self.rows[-RECENT:]]
+        left = (row.rounds - row.round) * sum(recent) / max(1, len(recent))
+        return " · ".join([*parts, f"{row.seconds:.1f} s", f"{left:.0f} s left"])
+
+    def summary(self, seconds: float, clusters: int) -> Summary:
+        """The run's summary, after its last round."""
+        c, held = self.config, guarantee(self.config, self.plan)
+        last = next((row for row in reversed(self.rows) if row.accuracy is not None), None)
+        return Summary(
+            strategy=c.strategy,
+            accuracy=last and last.accuracy,
+            worst_cluster_accuracy=last and last.worst_cluster_accuracy,
+            clustering_accuracy=last and last.clustering_accuracy,
+            ari=last and last.ari,
+            rounds=len(self.rows),
+            seconds=seconds,
+            epsilon=Epsilons(
+                recipient=_or_none(held.recipient.epsilon),
+                server=_or_none(held.server.epsilon),
+                sketch=0.0 if held.sketch is None else _or_none(held.sketch.epsilon),
+            ),
+            delta=self.plan.delta,
+            noise_cohort_size=c.noise_cohort_size if c.private else 0,
+            cohort=c.sampling_rate * len(self.hosts),
+            users=len(self.hosts),
+            seed=c.seed,
+            dataset=c.dataset,
+            backbone=c.backbone,
+            clusters=clusters,
+            groups=None if c.user_column else c.rotations,
+            noise_multiplier=NoiseMultipliers(stage1=self.plan.stage1, stage2=self.plan.stage2),
+            caveats=_caveats(held.recipient),
+            epsilon_as_paper_counts=_paper_counts(held.recipient, held.server, held.sketch),
+            dropped_rounds=sum(row.dropped is not None for row in self.rows),
+        )
+
+
+def _caveats(recipient: Bound) -> list[str]:
+    trusted = "The secure sum is simulated by a trusted party, and noise is continuous Gaussian in floats."
+    return [reason for reason in (recipient.reason, trusted) if reason]
+
+
+def _paper_counts(recipient: Bound, server: Bound, sketch: Bound | None) -> dict[str, float | None] | None:
+    if recipient.as_paper_counts == recipient.epsilon:
+        return None
+    return {
+        "recipient": _or_none(recipient.as_paper_counts),
+        "server": _or_none(server.as_paper_counts),
+        "sketch": None if sketch is None else _or_none(sketch.as_paper_counts),
+    }
+
+
+def _or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None

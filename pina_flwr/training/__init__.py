@@ -1,0 +1,1 @@
+"""Local training of many users in one pass over shared frozen weights."""

@@ -1,0 +1,87 @@
+"""Local training, side by side: every user its own adapter, one pass over the shared frozen weights.
+
+The loss that is differentiated is the sum over users of each one's mean loss. Users share no trainable number, so
+its gradient holds every user's own gradient; the result is that of training one user after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax
+
+from pina_flwr.models.adapter import AdapterSpec
+from pina_flwr.models.backbone import Backbone
+from pina_flwr.models.block import Prepared
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Ragged users padded to one shape.
+
+    prepared: the adapter-free part of the tail for hidden states [users, images, tokens, h]. targets: class
+    probabilities [users, images, classes]. weights: 1 for an image, 0 for padding [users, images].
+    """
+
+    prepared: Prepared
+    targets: Tensor
+    weights: Tensor
+
+    def pick(self, rows: Tensor) -> Batch:
+        """The images `rows` [users, β] of each user."""
+        users = torch.arange(rows.shape[0], device=rows.device)[:, None]
+        return Batch(self.prepared.pick(users, rows), self.targets[users, rows], self.weights[users, rows])
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """Plain SGD: E epochs, batches of β images (0: all of them), learning rate η."""
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+
+    def train(
+        self, backbone: Backbone, spec: AdapterSpec, start: Tensor, batch: Batch, orders: list[np.random.Generator]
+    ) -> Tensor:
+        """Train each user's adapter from `start` [users, d] and return the trained vectors [users, d].
+
+        orders: one generator a user, for the order of its images.
+        """
+        vectors = start.clone()
+        for _ in range(self.epochs):
+            for part in self._batches(batch, orders):
+                vectors.requires_grad_(True)
+                loss = user_losses(backbone, spec, vectors, part).sum()
+                (gradient,) = torch.autograd.grad(loss, vectors)
+                vectors = vectors.detach() - self.learning_rate * gradient
+        return vectors
+
+    def _batches(self, batch: Batch, orders: list[np.random.Generator]) -> Iterator[Batch]:
+        """One epoch: every user's images in a fresh order, cut into batches; padding comes last."""
+        images = batch.weights.shape[1]
+        if self.batch_size == 0 or self.batch_size >= images:
+            yield batch
+            return
+        counts = batch.weights.sum(1).long().tolist()
+        shuffled = [
+            np.concatenate([order.permutation(count), np.arange(count, images)])
+            for order, count in zip(orders, counts, strict=True)
+        ]
+        rows = torch.from_numpy(np.stack(shuffled)).to(batch.weights.device)
+        for rows_of_batch in rows.split(self.batch_size, dim=1):
+            yield batch.pick(rows_of_batch)
+
+
+def user_losses(backbone: Backbone, spec: AdapterSpec, vectors: Tensor, batch: Batch) -> Tensor:
+    """Mean cross-entropy of each user under its vector, Eq. 6: [users]. A user without images has loss 0.
+
+    vectors: [users, d], or [1, d] for one model that all users are measured under.
+    """
+    scores = backbone.logits(batch.prepared, spec.unflatten(vectors), spec.lora_scale)
+    losses = -(batch.targets * log_softmax(scores, dim=-1)).sum(-1)
+    return (losses * batch.weights).sum(1) / batch.weights.sum(1).clamp(min=1)

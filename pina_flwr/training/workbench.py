@@ -1,0 +1,161 @@
+"""What a process keeps between messages: users' data, the frozen backbone, activations; and the work on them.
+
+Users of a node go through each step side by side, in passes of bounded memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from pina_flwr.config import ConfigError, RunConfig
+from pina_flwr.data.users import Users, load_users
+from pina_flwr.models.backbone import Backbone, load_backbone
+from pina_flwr.seeding import generator
+from pina_flwr.training.activations import Activations, open_activations
+from pina_flwr.training.local import Batch, LocalSGD, user_losses
+
+PASS_NUMBERS = 2**24  # hidden-state numbers of one pass over several users: 64 MiB in float32, about 5 times that in use
+PREFIX_IMAGES = 64  # images of one forward pass through the frozen prefix
+
+
+class Workbench:
+    """A process's users and backbone, and the steps of the method that run on users' data."""
+
+    def __init__(self, config: RunConfig, users: Users, backbone: Backbone, activations: Activations):
+        self.config, self.users, self.backbone = config, users, backbone
+        self._activations = activations
+        self._deltas: dict[int, Tensor] = {}
+
+    def stage1_deltas(self, ids: Sequence[int]) -> Tensor:
+        """ΔB of stage 1's rank-1 adapter for each user [users, h]; trained once, as it starts from what all share."""
+        missing = [user for user in ids if user not in self._deltas]
+        c, spec = self.config, self.backbone.sketch
+        sgd = LocalSGD(c.stage1_epochs, c.batch_size, c.stage1_learning_rate)
+        for some, batch in self._passes(missing, uniform=c.sketch_target == "uniform"):
+            start = spec.start().to(self.backbone.device).expand(len(some), -1)
+            orders = [generator(c.seed, "stage 1 order", user) for user in some]
+            trained = sgd.train(self.backbone, spec, start, batch, orders)
+            self._deltas |= dict(zip(some, (trained - start).cpu(), strict=True))
+        width = self.backbone.sketch.size
+        return torch.stack([self._deltas[user] for user in ids]) if ids else torch.zeros(0, width)
+
+    @torch.no_grad()
+    def losses(self, ids: Sequence[int], models: Tensor) -> Tensor:
+        """Mean training loss of each user under each of C models [C, d], Eq. 6: [users, C]."""
+        parts = [self._losses(batch, models) for _, batch in self._passes(ids)]
+        return torch.cat(parts) if parts else torch.zeros(0, len(models))
+
+    def train(self, ids: Sequence[int], models: Tensor, choices: Tensor, round_: int) -> Tensor:
+        """Local training of stage 2: each user trains the model it chose; the updates [users, d], not yet clipped."""
+        c, spec = self.config, self.backbone.spec
+        sgd = LocalSGD(c.local_epochs, c.batch_size, c.learning_rate)
+        updates, done = [], 0
+        for some, batch in self._passes(ids):
+            start = models[choices[done : done + len(some)]].to(self.backbone.device)
+            orders = [generator(c.seed, "order", user, round_) for user in some]
+            updates.append((sgd.train(self.backbone, spec, start, batch, orders) - start).cpu())
+            done += len(some)
+        return torch.cat(updates) if updates else torch.zeros(0, spec.size)
+
+    @torch.no_grad()
+    def test_correct(self, models: Tensor, groups: Sequence[int], part: int, parts: int) -> tuple[Tensor, Tensor]:
+        """Right answers of every model on a share of the test images of some groups: int [groups, C], and how many
+        images there were: int [groups]."""
+        correct = torch.zeros(len(groups), len(models), dtype=torch.int64)
+        total = torch.zeros(len(groups), dtype=torch.int64)
+        for i, group in enumerate(groups):
+            labels = self.users.test_labels(group, part, parts)
+            total[i] = len(labels)
+            if len(labels):
+                images = partial(self.users.test_images, group, part, parts)
+                hidden = self._hidden(f"test-{group}-{part}-of-{parts}", images)
+                correct[i] = self._correct(hidden, labels, models)
+        return correct, total
+
+    def _correct(self, hidden: Tensor, labels: Tensor, models: Tensor) -> Tensor:
+        spec, counts = self.backbone.spec, torch.zeros(len(models), dtype=torch.int64)
+        images = max(1, PASS_NUMBERS // hidden[0].numel())
+        for some, truth in zip(hidden.split(images), labels.split(images), strict=True):
+            prepared = self.backbone.prepare(some[None].to(self.backbone.device).float())
+            for c, model in enumerate(models.to(self.backbone.device)):
+                scores = self.backbone.logits(prepared, spec.unflatten(model[None]), spec.lora_scale)
+                counts[c] += (scores[0].argmax(-1).cpu() == truth).sum()
+        return counts
+
+    def _losses(self, batch: Batch, models: Tensor) -> Tensor:
+        models = models.to(self.backbone.device)
+        columns = [user_losses(self.backbone, self.backbone.spec, model[None], batch) for model in models]
+        return torch.stack(columns, dim=1).cpu()
+
+    def _passes(self, ids: Sequence[int], uniform: bool = False) -> Iterator[tuple[list[int], Batch]]:
+        """Users in groups that fit one pass, padded side by side."""
+        waiting: list[tuple[int, Tensor, Tensor]] = []
+        for user in ids:
+            hidden = self._hidden(f"user-{user}", partial(self.users.images, user))
+            longest = max([len(hidden), *(len(h) for _, h, _ in waiting)])
+            if waiting and (len(waiting) + 1) * longest * hidden[0].numel() > PASS_NUMBERS:
+                yield self._side_by_side(waiting, uniform)
+                waiting = []
+            waiting.append((user, hidden, self.users.labels(user)))
+        if waiting:
+            yield self._side_by_side(waiting, uniform)
+
+    @torch.no_grad()
+    def _side_by_side(self, some: list[tuple[int, Tensor, Tensor]], uniform: bool) -> tuple[list[int], Batch]:
+        classes, device = self.users.tables.num_classes, self.backbone.device
+        images = max(len(labels) for _, _, labels in some)
+        shape = some[0][1].shape[1:]
+        hidden = torch.zeros(len(some), images, *shape, dtype=some[0][1].dtype)
+        targets = torch.full((len(some), images, classes), 1 / classes)
+        weights = torch.zeros(len(some), images)
+        for i, (_, h, labels) in enumerate(some):
+            hidden[i, : len(h)], weights[i, : len(h)] = h, 1
+            if not uniform:
+                targets[i, : len(h)] = one_hot(labels, classes).float()
+        prepared = self.backbone.prepare(hidden.to(device).float())
+        return [user for user, _, _ in some], Batch(prepared, targets.to(device), weights.to(device))
+
+    def _hidden(self, key: str, images: Callable[[], Tensor]) -> Tensor:
+        """What enters the first trainable block, bfloat16 [images, tokens, h]."""
+
+        def compute() -> Tensor:
+            parts = images().split(PREFIX_IMAGES)
+            return torch.cat([self.backbone.prefix(self.backbone.pixels(part)) for part in parts])
+
+        return self._activations.get(key, compute)
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of the run option `device`.
+
+    Raises:
+        ConfigError: no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as problem:
+        reason = str(problem).splitlines()[0]
+        raise ConfigError(f"device = {name!r}: not available here ({reason}); use auto or cpu") from None
+    return device
+
+
+@lru_cache(maxsize=1)
+def open_workbench(config: RunConfig) -> Workbench:
+    """The workbench of this process: loaded at the first message, kept for the following ones.
+
+    Raises:
+        ConfigError: data or backbone can't be loaded.
+    """
+    users = load_users(config)
+    backbone = load_backbone(config, users.tables.num_classes, pick_device(config.device))
+    return Workbench(config, users, backbone, open_activations(config))
+
+
