@@ -1,6 +1,6 @@
 """The ClientApp: hands each message to the node's side of the method (pina_flwr/client.py)."""
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, ConfigRecordValues, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from pina_flwr import client
@@ -13,7 +13,7 @@ app = ClientApp()
 @app.query("who")
 def who(message: Message, context: Context) -> Message:
     """Which users are hosted here; or what is wrong with the configuration, before any training starts."""
-    answer: dict[str, str | int | list[int]]
+    answer: dict[str, ConfigRecordValues]
     try:
         node = client.open_node(parse(context.run_config), context.node_config)
         classes = node.workbench.users.tables.num_classes

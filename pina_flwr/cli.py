@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -19,6 +19,7 @@ from pina_flwr.runner.app import find_app, run_config
 from pina_flwr.runner.output import LOG, prepare
 from pina_flwr.runner.overrides import Scalar, absolute_paths, check_known, parse_overrides
 from pina_flwr.runner.progress import ProgressBar
+from pina_flwr.runner.superlink import INTERRUPTED
 
 FAILURE = 1
 MISTAKE = 2
@@ -82,25 +83,25 @@ def main() -> None:
 def _run(
     config: Sequence[str], nodes: int | None, output: Path | None, app_dir: Path | None, overwrite: bool
 ) -> int:
-    caught = _catch_signals()
     source = find_app(app_dir)
     overrides, target = _options(config, output, run_config(source))
     prepare(target, overwrite=overwrite)
-    simulation = size.measure(nodes)
-    typer.echo(f"Starting Flower: {simulation}. Results go to {target}.")
-    console = Console()
-    bar = ProgressBar(console, target) if console.is_terminal else None
-    with bar or contextlib.nullcontext():
-        result = run_app(
-            source,
-            overrides,
-            target,
-            simulation,
-            on_line=bar.line if bar else _print_line,
-            on_wait=bar.update if bar else lambda: None,
-            interrupted=lambda: bool(caught),
-        )
-    return _report(result, target, caught)
+    with _signals_caught() as caught:
+        simulation = size.measure(nodes)
+        typer.echo(f"Starting Flower: {simulation}. Results go to {target}.")
+        console = Console()
+        bar = ProgressBar(console, target) if console.is_terminal else None
+        with bar or contextlib.nullcontext():
+            result = run_app(
+                source,
+                overrides,
+                target,
+                simulation,
+                on_line=bar.line if bar else _print_line,
+                on_wait=bar.update if bar else lambda: None,
+                interrupted=lambda: bool(caught),
+            )
+        return _report(result, target, caught)
 
 
 def _options(
@@ -116,17 +117,23 @@ def _options(
     return overrides, Path(options.output).expanduser().resolve()
 
 
-def _catch_signals() -> list[int]:
+@contextlib.contextmanager
+def _signals_caught() -> Iterator[list[int]]:
     """A list that receives the signals that ask for an end; those ignored so far (nohup) stay ignored."""
     caught: list[int] = []
 
     def note(number: int, _frame: FrameType | None) -> None:
         caught.append(number)
 
-    for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, note)
-    return caught
+    earlier = {number: signal.getsignal(number) for number in SIGNALS}
+    heeded = {number: handler for number, handler in earlier.items() if handler is not signal.SIG_IGN}
+    for number in heeded:
+        signal.signal(number, note)
+    try:
+        yield caught
+    finally:
+        for number, handler in heeded.items():
+            signal.signal(number, handler)
 
 
 def _report(result: RunResult, target: Path, caught: Sequence[int]) -> int:
@@ -134,7 +141,7 @@ def _report(result: RunResult, target: Path, caught: Sequence[int]) -> int:
     if result.ok:
         typer.echo(f"Done in {result.seconds:.0f} s. Everything is in {target}.")
         return 0
-    if caught:
+    if caught and result.status == INTERRUPTED:
         return _fail(f"{result.reason} by {signal.Signals(caught[0]).name}", SIGNAL_BASE + caught[0])
     if result.mistake:
         return _fail(result.reason, MISTAKE)

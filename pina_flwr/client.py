@@ -17,7 +17,7 @@ from torch import Tensor
 from pina_flwr.config import ConfigError, RunConfig
 from pina_flwr.messages import Task, pack, unpack
 from pina_flwr.normality import rule_name
-from pina_flwr.privacy.gaussian_sum import GaussianSum, clip
+from pina_flwr.privacy.gaussian_sum import ROUNDING, GaussianSum, clip
 from pina_flwr.privacy.guarantee import NoisePlan, plan
 from pina_flwr.secure_sum.interface import VECTOR
 from pina_flwr.stage1.directions import centred, unit
@@ -27,7 +27,7 @@ from pina_flwr.training.workbench import Workbench, open_workbench
 
 SKETCHES = "sketches"
 DIAGNOSTICS = "diagnostics"
-STATE = "last-update"  # what a node remembers of its last update, for the evaluation that follows
+STATE = "since-evaluation"  # what a node remembers for the next evaluation
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,8 @@ def open_node(config: RunConfig, node_config: Mapping[str, object]) -> Node:
         partition, partitions = int(str(node_config["partition-id"])), int(str(node_config["num-partitions"]))
     except (KeyError, ValueError):
         raise ConfigError("node-config: must give partition-id and num-partitions as whole numbers") from None
+    if not 0 <= partition < partitions:
+        raise ConfigError(f"node-config: partition-id = {partition}: must be in 0..{partitions - 1}")
     return Node(open_workbench(config), partition, partitions)
 
 
@@ -84,29 +86,36 @@ def train(node: Node, task: Task, state: RecordDict) -> RecordDict:
     """Do a step of training for the users of the task and return what leaves the node.
 
     Raises:
-        ValueError: the task names an unknown step, or users that this node does not host.
+        ValueError: the task names an unknown step, or users that this node does not host, or one twice.
     """
     strangers = set(task.users) - set(node.users)
     if strangers or not task.users:
         raise ValueError(f"users {sorted(strangers)} are not hosted here" if strangers else "no users named")
+    if len(set(task.users)) < len(task.users):
+        raise ValueError("a user is named twice: it would contribute more than its bound")
     if task.step not in STEPS:
         raise ValueError(f"unknown step {task.step!r}")
     return STEPS[task.step](node, task, state)
 
 
-def private_mean(node: Node, task: Task, _: RecordDict) -> RecordDict:
+def private_mean(node: Node, task: Task, state: RecordDict) -> RecordDict:
     """Stage 1: the sum of unit ΔB over users, noised."""
-    return _protected(node.stage1_sum(), unit(node.workbench.stage1_deltas(task.users)), task)
+    deltas = node.workbench.stage1_deltas(task.users)
+    _remember(node, task, state, deltas)
+    return _protected(node.stage1_sum(), clip(unit(deltas), 1.0)[0], task)
 
 
-def lloyd(node: Node, task: Task, _: RecordDict) -> RecordDict:
+def lloyd(node: Node, task: Task, state: RecordDict) -> RecordDict:
     """Stage 1: one iteration of DP k-means."""
+    _remember(node, task, state, node.workbench.stage1_deltas(task.users))
     centroids = torch.from_numpy(task.arrays["centroids"])
-    return _protected(node.stage1_sum(), contributions(_directions(node, task), centroids), task)
+    vectors, _ = clip(contributions(_directions(node, task), centroids), 1.0)
+    return _protected(node.stage1_sum(), vectors, task)
 
 
-def sketch(node: Node, task: Task, _: RecordDict) -> RecordDict:
+def sketch(node: Node, task: Task, state: RecordDict) -> RecordDict:
     """Stage 1 as in the paper: every user's sketch under local DP, in random order."""
+    _remember(node, task, state, node.workbench.stage1_deltas(task.users))
     c, deltas = node.config, _centred(node, task)
     bound = sketch_clip_norm(c.clip_norm, c.sketch_size, deltas.shape[1])
     sketches = local_sketches(deltas, c.sketch_size, bound, node.plan.stage1, c.sketch_scale == "normalise")
@@ -119,15 +128,12 @@ def update(node: Node, task: Task, state: RecordDict) -> RecordDict:
     models = torch.from_numpy(task.arrays["models"])
     choices = choose(node, task, models)
     updates = node.workbench.train(task.users, models, choices, task.round)
-    vectors, left_out = bound_update(node.config, updates, choices, len(models))
-    if node.config.diagnostics:
-        norms = torch.linalg.vector_norm(updates, dim=1)
-        state[STATE] = pack({"norms": norms.numpy(), "left_out": left_out.numpy()})
-    return _protected(node.stage2_sum(), vectors, task)
+    _remember(node, task, state, updates)
+    return _protected(node.stage2_sum(), bound_update(node.config, updates, choices, len(models)), task)
 
 
 def choose(node: Node, task: Task, models: Tensor) -> Tensor:
-    """The cluster each user takes [users]: by loss (Eq. 6), by nearest centroid, or its true group (oracle)."""
+    """The cluster each user takes [users]: by loss (Eq. 6), nearest centroid, or its true group (oracle)."""
     if len(models) == 1:
         return torch.zeros(len(task.users), dtype=torch.long)
     if task.choose == "nearest":
@@ -141,12 +147,12 @@ def choose(node: Node, task: Task, models: Tensor) -> Tensor:
     raise ValueError(f"unknown way to choose a cluster {task.choose!r}")
 
 
-def bound_update(config: RunConfig, updates: Tensor, choices: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
-    """Put clipped updates in the slots chosen [users, C·d], with the one-hot count beside them [.. + C] if it is used.
+def bound_update(config: RunConfig, updates: Tensor, choices: Tensor, clusters: int) -> Tensor:
+    """Clipped updates in the slots chosen [users, C·d], with a one-hot count beside them [.. + C] if used.
 
-    The joint vector of a user has l2 norm at most S: with a count share κ, the update is clipped to S·√(1 - κ²) and the
-    one-hot entry is S·κ. A user whose update is not finite contributes zeros. IFCA without privacy clips nothing.
-    Returns also who was left out, bool [users].
+    The joint vector of a user has l2 norm at most S: with a count share κ, the update is clipped to S·√(1 -
+    κ²) and the one-hot entry is S·κ. A user whose update is not finite contributes zeros. IFCA without
+    privacy clips nothing.
     """
     counted = rule_name(config) == "count"
     share = config.count_share if counted else 0.0
@@ -158,14 +164,14 @@ def bound_update(config: RunConfig, updates: Tensor, choices: Tensor, clusters: 
     slots = torch.zeros(len(updates), clusters, updates.shape[1])
     slots[users, choices] = clipped
     if not counted:
-        return slots.flatten(1), left_out
+        return slots.flatten(1)
     counts = torch.zeros(len(updates), clusters)
-    counts[users, choices] = share * config.clip_norm * present
-    return torch.cat([slots.flatten(1), counts], dim=1), left_out
+    counts[users, choices] = share * config.clip_norm * (1 - ROUNDING) * present
+    return torch.cat([slots.flatten(1), counts], dim=1)
 
 
 def evaluate(node: Node, task: Task, state: RecordDict) -> RecordDict:
-    """Simulation only: choices and losses of this node's users, and right answers on its share of the test images.
+    """Simulation only: choices and losses of this node's users, right answers on its share of test images.
 
     Raises:
         ValueError: diagnostics are off; then nothing of this may leave a node.
@@ -187,8 +193,10 @@ def evaluate(node: Node, task: Task, state: RecordDict) -> RecordDict:
         "correct": correct.numpy(),
         "total": total.numpy(),
     }
-    last = state.array_records.get(STATE)
-    answer |= unpack(last) if last is not None else {}
+    noticed = _noticed(state)
+    if noticed["round"].item() == task.round:
+        answer["norms"] = noticed["norms"]
+    answer["left_out"] = noticed["left_out"]
     state.pop(STATE, None)
     return RecordDict({DIAGNOSTICS: pack(answer)})
 
@@ -199,6 +207,21 @@ STEPS: dict[str, Callable[[Node, Task, RecordDict], RecordDict]] = {
     "sketch": sketch,
     "update": update,
 }
+
+
+def _remember(node: Node, task: Task, state: RecordDict, updates: Tensor) -> None:
+    """Simulation only: keep for the next evaluation these norms and whose updates were not finite."""
+    if not node.config.diagnostics:
+        return
+    norms = torch.linalg.vector_norm(updates.double(), dim=1).numpy()
+    left_out = np.array(task.users, dtype=np.int64)[~np.isfinite(norms)]
+    left_out = np.union1d(_noticed(state)["left_out"], left_out)
+    state[STATE] = pack({"round": np.array(task.round), "norms": norms, "left_out": left_out})
+
+
+def _noticed(state: RecordDict) -> dict[str, np.ndarray]:
+    nothing = {"round": np.array(0), "norms": np.zeros(0), "left_out": np.zeros(0, dtype=np.int64)}
+    return unpack(state.array_records[STATE]) if STATE in state.array_records else nothing
 
 
 def _protected(mechanism: GaussianSum, vectors: Tensor, task: Task) -> RecordDict:

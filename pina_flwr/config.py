@@ -1,7 +1,7 @@
 """The run configuration: every option of a run, typed, documented and validated once, at the border.
 
-Flower hands an app a flat dictionary of scalars. `parse` turns it into a frozen `RunConfig`; code behind it never
-reads dictionaries. Names follow the paper (arXiv 2604.20596): T_in, T_no, T_tr, E, β, η, S, q, z, C.
+Flower hands an app a flat dictionary of scalars. `parse` turns it into a frozen `RunConfig`; code behind it
+never reads dictionaries. Names follow the paper (arXiv 2604.20596): T_in, T_no, T_tr, E, β, η, S, q, z, C.
 """
 
 from __future__ import annotations
@@ -22,11 +22,19 @@ class ConfigError(ValueError):
     """A user's mistake in an option: one line that names the option, the value and what would be right."""
 
 
-def option(default: Any, doc: str, *, low: float | None = None, high: float | None = None,
-           above: float | None = None, choices: tuple[str, ...] = ()) -> Any:
+def option(
+    default: Any,
+    doc: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
     """A dataclass field with its documentation and its admissible values (`above` is a strict bound)."""
-    return field(default=default, metadata={"doc": doc, "low": low, "high": high, "above": above,
-                                            "choices": choices})
+    return field(
+        default=default, metadata={"doc": doc, "low": low, "high": high, "above": above, "choices": choices}
+    )
 
 
 @dataclass(frozen=True)
@@ -40,20 +48,24 @@ class RunConfig:
     dataset: str = option("digits", "'digits' (embedded), a Hugging Face id, or a local folder")
     image_column: str = option("", "image column; empty: found among img, image")
     label_column: str = option("", "label column; empty: found among label, character")
-    user_column: str = option("", "split users by this column (FEMNIST: writer_id); empty: deal images to users")
+    user_column: str = option("", "split users by this column (FEMNIST: writer_id); empty: deal images")
     num_users: int = option(232, "users |K|; with user-column at most this many (0: all of them)", low=0)
-    images_per_user: int = option(24, "training images dealt to each user; with user-column a cap (0: no cap)",
-                                  low=0)
+    images_per_user: int = option(
+        24, "training images of each user; with user-column a cap (0: no cap)", low=0
+    )
     rotations: int = option(4, "hidden groups by rotation: 1 none, 2 (0/180°), 4 (0/90/180/270°)")
-    deal: str = option("every-rotation", "'disjoint': an image has one user; 'every-rotation': one per rotation",
-                       choices=("disjoint", "every-rotation"))
+    deal: str = option(
+        "every-rotation",
+        "'disjoint': an image has one user; 'every-rotation': one a rotation",
+        choices=("disjoint", "every-rotation"),
+    )
     augment: int = option(1, "each user's training set times this, by random crop and flip (paper: 5)", low=1)
     test_images: int = option(0, "test images used, each in every rotation (0: all)", low=0)
 
     backbone: str = option("tiny-vit", "'tiny-vit' (embedded), a Hugging Face id, or a local folder")
     image_size: int = option(0, "pixels a side fed to the backbone (0: its own size)", low=0)
     clusters: int = option(4, "C, cluster models (fedavg uses 1)", low=1)
-    lora_rank: int = option(4, "LoRA rank r in stage 2 (stage 1 is rank 1)", low=1)
+    lora_rank: int = option(4, "LoRA rank r in stage 2", low=1)
     lora_alpha: float = option(8.0, "LoRA alpha; updates are scaled by alpha / r", above=0)
     lora_targets: str = option("q,v", "attention projections with LoRA, of q, k, v, o, comma separated")
     lora_layers: int = option(1, "how many of the last layers have LoRA", low=1)
@@ -64,29 +76,41 @@ class RunConfig:
 
     stage1: str = option("dp-kmeans", "how cluster models are initialised", choices=STAGE1)
     t_in: int = option(8, "T_in, rounds of stage 1 (a private mean is one of them)", low=0)
+    stage1_rank: int = option(4, "LoRA rank in stage 1, at most lora-rank (paper: 1)", low=1)
     stage1_epochs: int = option(10, "E in stage 1", low=1)
     stage1_learning_rate: float = option(0.1, "η in stage 1", above=0)
-    sketch_target: str = option("labels", "stage-1 objective: cross-entropy to the labels, or to uniform",
-                                choices=("labels", "uniform"))
-    sketch_head_std: float = option(0.1, "standard deviation of the fixed head of stage 1 (0: the model's head)",
-                                    low=0)
-    sketch_centre: str = option("private", "centre sketches on a mean from a private secure sum",
-                                choices=("private", "none"))
-    sketch_scale: str = option("clip", "bring a sketch under S_in by clipping, or to S_in by normalising",
-                               choices=("clip", "normalise"))
+    sketch_target: str = option(
+        "labels",
+        "stage-1 objective: cross-entropy to the labels, or to uniform",
+        choices=("labels", "uniform"),
+    )
+    sketch_head_std: float = option(
+        0.1, "standard deviation of stage 1's fixed head (0: the model's head)", low=0
+    )
+    sketch_centre: str = option(
+        "private", "centre sketches on a mean from a private secure sum", choices=("private", "none")
+    )
+    sketch_scale: str = option(
+        "clip",
+        "bring a sketch under S_in by clipping, or to S_in by normalising",
+        choices=("clip", "normalise"),
+    )
     sketch_size: int = option(4, "n, non-zero values of a sketch (half largest, half smallest)", low=2)
     kmeans_restarts: int = option(4, "restarts of DP k-means, side by side in one release", low=1)
-    centroid_norm: float = option(0.2, "l2 norm given to the centred centroids (0: leave them as they are)", low=0)
+    kmeans_memory: float = option(0.5, "weight of earlier iterations in a centroid: each sees a new cohort", low=0)
+    centroid_norm: float = option(0.2, "l2 norm given to the centred centroids (0: left as they are)", low=0)
     random_init_norm: float = option(0.1, "l2 norm of random initial B (random start, restarts)", above=0)
 
     t_no: int = option(0, "T_no, first stage-2 rounds that use Eq. 8", low=0)
     t_tr: int = option(20, "T_tr, rounds of stage 2", low=1)
-    self_assign_rounds: int = option(5, "first stage-2 rounds in which a user takes its nearest centroid", low=0)
+    self_assign_rounds: int = option(
+        5, "first stage-2 rounds in which users take their nearest centroid", low=0
+    )
     local_epochs: int = option(5, "E, local epochs in stage 2", low=1)
     batch_size: int = option(0, "β, local batch size (0: the whole local set)", low=0)
     learning_rate: float = option(0.2, "η, learning rate of local SGD in stage 2", above=0)
     normality: str = option("count", "how the server rescales each cluster's aggregate", choices=NORMALITY)
-    normality_threshold: float = option(0.99, "Shapiro–Wilk W from which Eq. 9 zeroes an aggregate", above=0, high=1)
+    normality_threshold: float = option(0.99, "Shapiro–Wilk W from which Eq. 9 zeroes", above=0, high=1)
     count_share: float = option(0.1, "share of S that the one-hot count takes (normality = count)", above=0)
     server_lr_no: float = option(1.0, "server learning rate while Eq. 8 runs", above=0)
     server_lr: float = option(1.0, "server learning rate afterwards", above=0)
@@ -96,10 +120,11 @@ class RunConfig:
     epsilon: float = option(8.0, "ε in all, towards recipients of the models; inf: no noise", above=0)
     delta: float = option(0.0, "δ (0: |K|^-1.1)", low=0)
     noise_multiplier: float = option(0.0, "z for both stages (0: calibrated from epsilon)", low=0)
-    stage1_budget: float = option(0.3, "share of ε that stage 1 alone may take (0: one z for both stages)", low=0)
+    stage1_budget: float = option(0.3, "share of ε that stage 1 may take (0: one z for both stages)", low=0)
     noise_cohort_size: int = option(10000, "noise of a cohort of this many users (0: the true cohort)", low=0)
-    secure_sum: str = option("trusted", "secure sum: 'trusted' is the ideal functionality, simulation only",
-                             choices=("trusted",))
+    secure_sum: str = option(
+        "trusted", "secure sum: 'trusted' is the ideal functionality, simulation only", choices=("trusted",)
+    )
 
     diagnostics: bool = option(True, "simulation only: evaluate on users' data and log what really happened")
     evaluate_every: int = option(1, "evaluate after every so many rounds (and after the last)", low=1)
@@ -133,7 +158,8 @@ def parse(values: Mapping[str, Any]) -> RunConfig:
     """Build a `RunConfig` from Flower's run config.
 
     Raises:
-        ConfigError: an unknown option, a wrong type, a value out of bounds, or options that contradict each other.
+        ConfigError: an unknown option, a wrong type, a value out of bounds, or options that contradict each
+        other.
     """
     fields = {key_of(f.name): f for f in dataclasses.fields(RunConfig)}
     for key in values:
@@ -172,32 +198,54 @@ def _check_bounds(bounds: Mapping[str, Any], key: str, value: Any) -> None:
 
 def _check_together(c: RunConfig) -> None:
     targets = [t.strip() for t in c.lora_targets.split(",")]
-    epsilon_is_inf = not c.private
     rules = [
         (c.rotations in (1, 2, 4), f"rotations = {c.rotations}: must be 1, 2 or 4"),
-        (set(targets) <= set("qkvo") and len(set(targets)) == len(targets),
-         f"lora-targets = {c.lora_targets!r}: must be some of q, k, v, o, comma separated, each once"),
-        ("v" in targets or c.stage1 == "random" or c.strategy not in ("pina",),
-         f"lora-targets = {c.lora_targets!r}: stage 1 writes to the value projection, so it must include v"),
+        (
+            set(targets) <= set("qkvo") and len(set(targets)) == len(targets),
+            f"lora-targets = {c.lora_targets!r}: must be some of q, k, v, o, comma separated, each once",
+        ),
+        (
+            "v" in targets or c.stage1 == "random" or c.strategy != "pina",
+            f"lora-targets = {c.lora_targets!r}: must include v, the projection that stage 1 writes to",
+        ),
+        (c.stage1_rank <= c.lora_rank,
+         f"stage1-rank = {c.stage1_rank}: must be at most lora-rank = {c.lora_rank}"),
         (c.delta < 1, f"delta = {c.delta}: must be under 1"),
         (c.stage1_budget < 1, f"stage1-budget = {c.stage1_budget}: must be under 1"),
+        (c.kmeans_memory < 1, f"kmeans-memory = {c.kmeans_memory}: must be under 1"),
         (c.count_share < 1, f"count-share = {c.count_share}: must be under 1"),
         (c.t_no <= c.t_tr, f"t-no = {c.t_no}: must be at most t-tr = {c.t_tr}"),
-        (c.sketch_size % 2 == 0, f"sketch-size = {c.sketch_size}: must be even (half largest, half smallest)"),
-        (c.strategy != "ifca" or epsilon_is_inf,
-         f"epsilon = {c.epsilon}: strategy 'ifca' runs without privacy; set epsilon = inf (and noise-multiplier = 0)"),
-        (c.strategy != "pina" or c.stage1 == "random" or c.t_in >= 1 + (c.sketch_centre == "private"),
-         f"t-in = {c.t_in}: stage1 = '{c.stage1}' with sketch-centre = '{c.sketch_centre}' needs at least "
-         f"{1 + (c.sketch_centre == 'private')}"),
+        (
+            c.sketch_size % 2 == 0,
+            f"sketch-size = {c.sketch_size}: must be even (half largest, half smallest)",
+        ),
+        (
+            c.strategy != "ifca" or not c.private,
+            f"epsilon = {c.epsilon}, noise-multiplier = {c.noise_multiplier}: strategy 'ifca' runs without "
+            "privacy; set inf and 0",
+        ),
+        (
+            c.strategy != "pina" or c.stage1 == "random" or c.t_in >= 1 + (c.sketch_centre == "private"),
+            f"t-in = {c.t_in}: stage1 = '{c.stage1}' with sketch-centre = '{c.sketch_centre}' needs at least "
+            f"{1 + (c.sketch_centre == 'private')}",
+        ),
         (bool(c.user_column) or c.num_users >= 1, f"num-users = {c.num_users}: must be at least 1"),
-        (bool(c.user_column) or c.images_per_user >= 1,
-         f"images-per-user = {c.images_per_user}: must be at least 1"),
-        (not c.user_column or c.rotations == 1,
-         f"rotations = {c.rotations}: with user-column the groups are natural; set rotations = 1"),
-        (c.strategy != "oracle" or not c.user_column,
-         "strategy = 'oracle': needs true groups, which a split by user-column does not have"),
-        (c.strategy != "oracle" or c.clusters == c.rotations,
-         f"clusters = {c.clusters}: the oracle needs as many as rotations = {c.rotations}"),
+        (
+            bool(c.user_column) or c.images_per_user >= 1,
+            f"images-per-user = {c.images_per_user}: must be at least 1",
+        ),
+        (
+            not c.user_column or c.rotations == 1,
+            f"rotations = {c.rotations}: with user-column the groups are natural; set rotations = 1",
+        ),
+        (
+            c.strategy != "oracle" or not c.user_column,
+            "strategy = 'oracle': needs true groups, which a split by user-column does not have",
+        ),
+        (
+            c.strategy != "oracle" or c.clusters == c.rotations,
+            f"clusters = {c.clusters}: the oracle needs as many as rotations = {c.rotations}",
+        ),
     ]
     for holds, message in rules:
         if not holds:

@@ -1,4 +1,4 @@
-"""What server and nodes say to each other. One message a node carries the work for all of its users in the cohort."""
+"""What server and nodes say to each other: one message a node carries the work for all of its users."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, ConfigRecordValues, Message, MessageType, RecordDict
 
 ARRAYS, CONFIG = "arrays", "config"
 WHO = f"{MessageType.QUERY}.who"
@@ -17,9 +17,9 @@ TRAIN, EVALUATE = MessageType.TRAIN, MessageType.EVALUATE
 class Task:
     """What a node is asked to do.
 
-    step: a key of the client's steps, e.g. "update". round: of the stage, from 1. users: those of this node that are
-    in the cohort. cohort: size of the whole cohort, which sets each user's share of the noise. choose: how a user
-    finds its cluster. arrays: models, centroids and so on, by name.
+    step: a key of the client's steps, e.g. "update". round: of the stage, from 1. users: those of this node
+    that are in the cohort. cohort: size of the whole cohort, which sets each user's share of the noise.
+    choose: how a user finds its cluster. arrays: models, centroids and so on, by name.
     """
 
     step: str
@@ -31,7 +31,7 @@ class Task:
 
     def to_record(self) -> RecordDict:
         """The content of the message."""
-        settings = {
+        settings: dict[str, ConfigRecordValues] = {
             "step": self.step,
             "round": self.round,
             "users": [int(user) for user in self.users],
@@ -74,6 +74,11 @@ def unpack(record: ArrayRecord) -> dict[str, np.ndarray]:
 def size_of(content: RecordDict) -> int:
     """Bytes of all arrays in a message."""
     return sum(len(array.data) for record in content.array_records.values() for array in record.values())
+
+
+def why(reply: Message) -> str:
+    """The reason that an error reply gives, on one line (Flower's may hold several)."""
+    return " ".join((reply.error.reason or f"error code {reply.error.code}").split())
 
 
 def request(content: RecordDict, node: int, kind: str, round_: int) -> Message:

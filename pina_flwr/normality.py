@@ -1,7 +1,7 @@
-"""How the server rescales each cluster's aggregate: the paper's Eq. 8 and Eq. 9, and alternatives, as one function each.
+"""How the server rescales each cluster's aggregate: the paper's Eq. 8 and Eq. 9, and alternatives.
 
-Every rule maps the noisy aggregates of one round to a factor w_i for each cluster. All are post-processing of what
-the secure sum released, so none costs privacy.
+Every rule is a function from the noisy aggregates of one round to a factor w_i for each cluster. All are
+post-processing of what the secure sum released, so none costs privacy.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ COUNT_DEVIATIONS = 2.0  # standard deviations of the noisy count under which it 
 class Aggregates:
     """One round's result of the secure sum, divided by the expected cohort.
 
-    means: float64 [C, d]. noise_std: σ a coordinate of `means`. shares: noisy share of the cohort that chose each
-    cluster [C] with its own σ `shares_std`, or None without a count channel.
+    means: float64 [C, d]. noise_std: σ a coordinate of `means`. shares: noisy share of the cohort that chose
+    each cluster [C] with its own σ `shares_std`, or None without a count channel.
     """
 
     means: np.ndarray
@@ -40,13 +40,14 @@ Rule = Callable[[Aggregates], np.ndarray]
 def shapiro_wilk(values: np.ndarray) -> float | None:
     """The statistic W, or None where it is not defined: fewer than 3 values, or all the same.
 
-    Over 5,000 values scipy warns that its p-value is inaccurate; W, which is all that is used here, is not affected.
+    W does not depend on scale, but scipy takes a range under 1e-19 for none. Over 5,000 values it warns that
+    its p-value is inaccurate; W is not affected.
     """
     if values.size < 3 or np.ptp(values) == 0:
         return None
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*p-value.*")
-        return float(shapiro(values).statistic)
+        return float(shapiro(values / np.ptp(values)).statistic)
 
 
 def equal_norms(aggregates: Aggregates) -> np.ndarray:
@@ -70,7 +71,7 @@ def by_normality(aggregates: Aggregates, threshold: float) -> np.ndarray:
 
 
 def by_energy(aggregates: Aggregates) -> np.ndarray:
-    """Eq. 8 on the part of the norm that noise does not explain; clusters whose energy is that of noise get 0.
+    """Eq. 8 on the part of the norm that noise does not explain; clusters with the energy of noise get 0.
 
     ‖Δ_i‖² of pure noise has mean dσ² and standard deviation σ²√(2d); σ is public.
     """
@@ -86,8 +87,8 @@ def by_energy(aggregates: Aggregates) -> np.ndarray:
 def by_count(aggregates: Aggregates) -> np.ndarray:
     """Divide by the share of the cohort that chose the cluster, from the private count beside the update.
 
-    A share is never taken to be under a quarter of an even one, nor under its own noise: that bounds by how much
-    the noise of a (nearly) empty cluster is amplified.
+    A share is never taken to be under a quarter of an even one, nor under its own noise: that bounds by how
+    much the noise of a (nearly) empty cluster is amplified.
     """
     assert aggregates.shares is not None  # `rule` pairs this rule with a count channel
     least = max(0.25 / len(aggregates.shares), COUNT_DEVIATIONS * aggregates.shares_std)
@@ -100,15 +101,15 @@ def unscaled(aggregates: Aggregates) -> np.ndarray:
 
 
 def rule_name(config: RunConfig) -> str:
-    """The rule in force: FedAvg has none; IFCA and the oracle take each cluster's own mean, as they are defined."""
+    """The rule in force: FedAvg has none; IFCA and the oracle take each cluster's own mean, as defined."""
     return {"fedavg": "none", "ifca": "count", "oracle": "count"}.get(config.strategy, config.normality)
 
 
 def rule(config: RunConfig, round_: int) -> tuple[Rule, float]:
     """The rule and the server learning rate of stage-2 round `round_` (from 1).
 
-    Eq. 8 runs up to T_no for the paper's rules; `energy` is Eq. 8 in all rounds. The server learning rates undo the
-    shrinking of PINA's rules, so the other strategies keep 1.
+    Eq. 8 runs up to T_no for the paper's rules; `energy` is Eq. 8 in all rounds. The server learning rates
+    undo the shrinking of PINA's rules, so the other strategies keep 1.
     """
     early, name = round_ <= config.t_no, rule_name(config)
     rate = config.server_lr_no if early else config.server_lr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,13 +35,22 @@ def main(grid: Grid, values: Mapping[str, Any]) -> None:
     """Run what the run config says; a user's mistake ends the run as failed with one line.
 
     Raises:
-        SystemExit: the configuration is wrong; the reason has been logged.
+        ConfigError: the configuration is wrong. Flower marks a run as failed only if the ServerApp raises.
     """
+    log.propagate = False  # a library sets up the root logger, which would print every line again
+    log.addFilter(_without_traceback)
     try:
         run(grid, parse(values))
     except ConfigError as mistake:
         log.error("error: %s", mistake)
-        raise SystemExit(2) from None
+        raise
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """A user's mistake needs no traceback; Flower would print one."""
+    if record.exc_info and isinstance(record.exc_info[1], ConfigError):
+        record.exc_info = None
+    return True
 
 
 def run(grid: Grid, config: RunConfig) -> None:
@@ -67,13 +77,17 @@ def run(grid: Grid, config: RunConfig) -> None:
 def open_folder(config: RunConfig) -> Path:
     """Make the output folder and write the resolved configuration into it.
 
+    What an earlier run concluded there goes: a summary says that its run finished.
+
     Raises:
         ConfigError: it can't be made or written to.
     """
     folder = Path(config.output).expanduser().absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "summary.json").unlink(missing_ok=True)  # a summary says that its run finished
+        if (folder / "summary.json").is_file():
+            (folder / "summary.json").unlink()
+            shutil.rmtree(folder / "adapters", ignore_errors=True)
         write_json(folder / "config.json", to_dict(config))
     except OSError as problem:
         raise ConfigError(f"output = {config.output!r}: can't be written ({problem.strerror})") from None
@@ -81,7 +95,12 @@ def open_folder(config: RunConfig) -> Path:
 
 
 def finish(
-    config: RunConfig, strategy: ClusteredTraining, result: Result, recorder: Recorder, folder: Path, seconds: float
+    config: RunConfig,
+    strategy: ClusteredTraining,
+    result: Result,
+    recorder: Recorder,
+    folder: Path,
+    seconds: float,
 ) -> None:
     """Write adapters, plot and summary, and print the table and the closing sentence."""
     save_adapters(config, strategy.backbone, models_of(result), folder / "adapters")

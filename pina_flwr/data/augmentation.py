@@ -11,7 +11,7 @@ CROP_MARGIN = 8  # a crop shifts by up to an eighth of the side (4 pixels of 32,
 
 
 def rotate(images: Tensor, quarter_turns: int) -> Tensor:
-    """Rotate [n, channels, height, width] by 90° counter-clockwise, `quarter_turns` times; no pixel is lost."""
+    """Rotate [n, channels, height, width] by `quarter_turns` times 90° counter-clockwise."""
     return torch.rot90(images, quarter_turns, dims=(-2, -1))
 
 
@@ -25,5 +25,5 @@ def crop_and_flip(image: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 def enlarge(images: list[Tensor], times: int, rng: np.random.Generator) -> list[Tensor]:
-    """The images themselves followed by `times - 1` random crop-and-flip copies of each (the paper uses 5)."""
+    """The images themselves and then `times - 1` random crop-and-flip copies of each (the paper uses 5)."""
     return images + [crop_and_flip(image, rng) for _ in range(times - 1) for image in images]

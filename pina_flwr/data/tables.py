@@ -1,7 +1,8 @@
-"""Labelled images from scikit-learn's digits, a Hugging Face id, or a local folder, behind one small class."""
+"""Labelled images from scikit-learn's digits, a Hugging Face id, or a local folder, behind one class."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,7 @@ class ImageTable:
 
 @dataclass(frozen=True)
 class Tables:
-    """Training and test images of one data set; `test` is None when users hold out their own (user-column)."""
+    """Training and test images of one data set; `test` is None if users hold out their own (user-column)."""
 
     train: ImageTable
     test: ImageTable | None
@@ -58,8 +59,10 @@ def load_tables(config: RunConfig) -> Tables:
 def _digits(config: RunConfig) -> Tables:
     from sklearn.datasets import load_digits
 
-    if config.user_column:
-        raise ConfigError(f"user-column = {config.user_column!r}: dataset 'digits' has no such column")
+    named = {"image": config.image_column, "label": config.label_column, "user": config.user_column}
+    for kind, column in named.items():
+        if column:
+            raise ConfigError(f"{kind}-column = {column!r}: dataset 'digits' has no such column")
     data = load_digits()
     pixels = torch.from_numpy(np.round(data.images * (255 / 16)).astype(np.uint8))[:, None]
     labels = data.target.astype(np.int64)
@@ -73,7 +76,9 @@ def _digits(config: RunConfig) -> Tables:
 
 def _hugging_face(config: RunConfig) -> Tables:
     splits = _open(config.dataset)
-    train = splits["train"] if "train" in splits else splits[next(iter(splits))]
+    train = splits.pop("train" if "train" in splits else next(iter(splits)))
+    if train.num_rows < 2:
+        raise ConfigError(f"dataset = {config.dataset!r}: has too few training images ({train.num_rows})")
     image = _column(train, config.image_column, IMAGE_COLUMNS, "image-column")
     label = _column(train, config.label_column, LABEL_COLUMNS, "label-column")
     names = _class_names(train, label)
@@ -82,15 +87,17 @@ def _hugging_face(config: RunConfig) -> Tables:
         return Tables(_table(train, image, label, names, owner), None, len(names))
     test_name = next((name for name in TEST_SPLITS if name in splits), None)
     if test_name is None:
-        parts = train.train_test_split(test_size=HELD_OUT, seed=config.seed)
-        train, test = parts["train"], parts["test"]
+        order = generator(config.seed, "test split").permutation(train.num_rows)
+        held = math.ceil(HELD_OUT * train.num_rows)
+        train, test = train.select(np.sort(order[held:])), train.select(np.sort(order[:held]))
     else:
         test = splits[test_name]
+        _check_like(train, test, image, label)
     return Tables(_table(train, image, label, names), _table(test, image, label, names), len(names))
 
 
 def _open(name: str) -> dict[str, Any]:
-    """The splits of a hub data set, of a folder that `load_dataset` reads, or of one saved by `save_to_disk`."""
+    """The splits of a hub data set, or of a folder that `load_dataset` reads or `save_to_disk` wrote."""
     import datasets
 
     folder = Path(name).expanduser()
@@ -102,10 +109,22 @@ def _open(name: str) -> dict[str, Any]:
     except Exception as problem:  # the library raises many kinds, all of them about the user's data
         what = "can't be read" if folder.exists() else "is no local folder and can't be fetched from the hub"
         raise ConfigError(f"dataset = {name!r}: {what} ({_first_line(problem)})") from problem
-    return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+    splits = dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+    if not splits:
+        raise ConfigError(f"dataset = {name!r}: has no split")
+    return splits
 
 
-def _first_line(problem: Exception) -> str:
+def _check_like(train: Any, test: Any, image: str, label: str) -> None:
+    """The test split needs the training split's columns, and the same class names in the same order."""
+    _column(test, image, (), "image-column")
+    _column(test, label, (), "label-column")
+    if getattr(train.features[label], "names", None) != getattr(test.features[label], "names", None):
+        raise ConfigError(f"label-column = {label!r}: training and test split have other classes")
+
+
+def _first_line(problem: BaseException) -> str:
+    problem = problem.__cause__ or problem  # the library wraps what it met
     return (str(problem).strip().splitlines() or [type(problem).__name__])[0]
 
 
@@ -122,7 +141,10 @@ def _class_names(table: Any, label: str) -> list[Any]:
     feature = table.features[label]
     if hasattr(feature, "names"):
         return list(range(len(feature.names)))
-    return sorted(table.unique(label))
+    try:
+        return sorted(table.unique(label))
+    except Exception:  # lists, images, or missing values among others
+        raise ConfigError(f"label-column = {label!r}: must hold one number or text an image") from None
 
 
 def _table(table: Any, image: str, label: str, names: list[Any], owner: str = "") -> ImageTable:
@@ -131,25 +153,50 @@ def _table(table: Any, image: str, label: str, names: list[Any], owner: str = ""
     try:
         labels = np.asarray([position[value] for value in raw], dtype=np.int64)
     except KeyError as unknown:
-        raise ConfigError(f"label-column = {label!r}: label {unknown} is not among the training labels") from None
-    users = np.asarray(table[owner]) if owner else None
-    pictures = table.select_columns([image])
+        raise ConfigError(
+            f"label-column = {label!r}: label {unknown} is not among the training labels"
+        ) from None
+    users = _owners(table, owner) if owner else None
+    pictures = table.select_columns([image]).with_format(None)
 
     def decode(rows: Sequence[int]) -> list[Tensor]:
-        return [_as_tensor(picture, image) for picture in pictures.select(list(rows))[image]]
+        try:
+            return [_as_tensor(picture) for picture in pictures.select(list(rows))[image]]
+        except Exception as problem:  # whatever the image decoder raises on a damaged file
+            reason = _first_line(problem)
+            raise ConfigError(f"image-column = {image!r}: an image can't be read ({reason})") from problem
 
+    decode([0])  # a wrong column is found before the run, not in it
     return ImageTable(labels, decode, users)
 
 
-def _as_tensor(picture: Any, column: str) -> Tensor:
-    """PIL image, or array of pixel values, to uint8 [1 or 3, height, width]."""
-    if hasattr(picture, "convert"):
-        grey = picture.mode in ("1", "L", "LA", "I", "I;16", "F")
-        array = np.asarray(picture.convert("L" if grey else "RGB"))
-    else:
-        array = np.asarray(picture)
+def _owners(table: Any, owner: str) -> np.ndarray:
+    values = list(table.with_format(None)[owner])
+    if not all(isinstance(value, str | int | float) for value in values):
+        raise ConfigError(f"user-column = {owner!r}: must hold one number or text an image")
+    return np.asarray(values)
+
+
+def _as_tensor(picture: Any) -> Tensor:
+    """PIL image, or array of pixel values, to uint8 [1 or 3, height, width].
+
+    Raises:
+        ValueError: not 8 or 16-bit grey, not colour.
+    """
+    array = _pixel_values(picture) if hasattr(picture, "convert") else np.asarray(picture)
     if array.ndim == 2:
         array = array[:, :, None]
-    if array.ndim != 3 or array.shape[2] not in (1, 3) or array.min() < 0 or array.max() > 255:
-        raise ConfigError(f"image-column = {column!r}: holds no 8-bit grey or colour images (shape {array.shape})")
+    fits = array.ndim == 3 and array.shape[2] in (1, 3) and array.size and array.dtype.kind in "ui"
+    if not fits or array.min() < 0 or array.max() > 255:
+        kind = f"{getattr(picture, 'mode', type(picture).__name__)}, {array.dtype} of shape {array.shape}"
+        raise ValueError(f"it is no 8-bit grey or colour image but {kind}")
     return torch.from_numpy(array.astype(np.uint8).transpose(2, 0, 1).copy())
+
+
+def _pixel_values(picture: Any) -> np.ndarray:
+    """Grey as [height, width], colour as [height, width, 3]; 16-bit grey keeps its upper 8 bits."""
+    if picture.mode.startswith("I;16"):
+        return np.asarray(picture) >> 8
+    if picture.mode in ("I", "F"):  # 32 bits a pixel, of a range nobody states
+        return np.asarray(picture, dtype=np.float32)
+    return np.asarray(picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB"))

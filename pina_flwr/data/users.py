@@ -1,7 +1,8 @@
 """Users and their private data: who holds which images, which hidden group each belongs to.
 
-Rotated data sets: all images of a user carry one rotation, which is its hidden group (Ghosh et al. 2020). Natural
-splits (`user-column`): one user per value of the column, groups unknown, each user holds out images of its own.
+Rotated data sets: all images of a user carry one rotation, which is its hidden group (Ghosh et al. 2020).
+Natural splits (`user-column`): one user per value of the column, groups unknown, each user holds out images
+of its own.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Users:
         return torch.from_numpy(np.tile(self.tables.train.labels[self.rows[user]], self.config.augment))
 
     def images(self, user: int) -> Tensor:
-        """A user's training images, augmented and rotated, the same at every call: uint8 [n, channels, height, width]."""
+        """A user's images, augmented and rotated, ever the same: uint8 [n, channels, height, width]."""
         c = self.config
         upright = self.tables.train.images(self.rows[user].tolist())
         upright = enlarge(upright, c.augment, generator(c.seed, "augment", user))
@@ -63,7 +64,7 @@ class Users:
         return torch.from_numpy(table.labels[rows[part::parts]])
 
     def test_images(self, group: int, part: int = 0, parts: int = 1) -> Tensor:
-        """The images to `test_labels`, rotated (nodes share the work of evaluation by parts): uint8 as `images`."""
+        """The images to `test_labels`, rotated (nodes share evaluation by parts): uint8 as `images`."""
         table, rows = self._test_rows(group)
         return rotate(_stack(table.images(rows[part::parts].tolist())), self._turns(group))
 

@@ -1,7 +1,7 @@
 """Adapters: the trainable tensors of a user or a cluster as one flat float32 vector of d numbers.
 
-Both sides derive the same `AdapterSpec` from the same configuration: names, shapes, offsets, and the tensors that
-stay frozen at a draw all share by seed (A under FFA-LoRA, the head when it is not trained).
+Both sides derive the same `AdapterSpec` from the same configuration: names, shapes, offsets, and the tensors
+that stay frozen at a draw all share by seed (A under FFA-LoRA, the head when it is not trained).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pina_flwr.seeding import normal
 class AdapterSpec:
     """Which tensors an adapter has.
 
-    initial: every tensor of the adapter by name, at its shared start. trainable: those in the flat vector, in order.
-    lora_scale: alpha / r.
+    initial: every tensor of the adapter by name, at its shared start. trainable: those in the flat vector, in
+    order. lora_scale: alpha / r.
     """
 
     initial: Mapping[str, Tensor]
@@ -51,7 +51,9 @@ class AdapterSpec:
             ValueError: the vectors do not have d columns.
         """
         if vectors.ndim != 2 or vectors.shape[1] != self.size:
-            raise ValueError(f"adapter vectors of shape {tuple(vectors.shape)}: expected [users, {self.size}]")
+            raise ValueError(
+                f"adapter vectors of shape {tuple(vectors.shape)}: expected [users, {self.size}]"
+            )
         sizes = [self.initial[name].numel() for name in self.trainable]
         parts = dict(zip(self.trainable, vectors.split(sizes, dim=1), strict=True))
         return {
@@ -82,27 +84,28 @@ def training_spec(config: RunConfig, blocks: list[Block], num_classes: int) -> A
 
 
 def sketch_spec(config: RunConfig, blocks: list[Block], num_classes: int) -> AdapterSpec:
-    """The adapter of stage 1: B ∈ R^{h×1} on the value projection of the last layer; A and the head stay frozen.
+    """The adapter of stage 1: B ∈ R^{h×r'} on the value projection of the last layer; A and the head stay frozen.
 
-    A is the first row of stage 2's A, so that a centroid is the first column of a cluster model's B.
+    The paper has r' = 1, so that one random direction a·x is all that ΔB sees of a token; a few of them tell groups
+    apart far better. A is the first rows of stage 2's A, so that a centroid is the first columns of a cluster model's B.
     """
-    last = blocks[-1]
+    last, rank = blocks[-1], config.stage1_rank
     weight = last.projections["v"].weight
     name = f"{last.index}.v"
-    std = config.sketch_head_std or config.head_std
     initial = {
-        f"{name}.A": _shared_a(config, last.index, "v", weight)[:1],
-        f"{name}.B": torch.zeros(weight.shape[0], 1),
+        f"{name}.A": _shared_a(config, last.index, "v", weight)[:rank],
+        f"{name}.B": torch.zeros(weight.shape[0], rank),
     }
-    initial |= _head(config, num_classes, last.fc2.out_features, std)
+    initial |= _head(config, num_classes, last.fc2.out_features, config.sketch_head_std or config.head_std)
     return AdapterSpec(initial, (f"{name}.B",), config.lora_alpha / config.lora_rank)
 
 
 def with_centroid(spec: AdapterSpec, block: Block, centroid: Tensor) -> Tensor:
-    """The start of a cluster model [d]: the shared start with stage 1's centroid [h] as first column of B."""
+    """The start of a cluster model [d]: the shared start with stage 1's centroid [h·r'] as first columns of B."""
     name = f"{block.index}.v.B"
     b = spec.initial[name].clone()
-    b[:, 0] = centroid
+    columns = centroid.reshape(len(b), -1)
+    b[:, : columns.shape[1]] = columns
     start = spec.start()
     start[spec.slice_of(name)] = b.flatten()
     return start

@@ -1,11 +1,12 @@
 """The pre-trained backbone: a frozen prefix, run once per image, and a tail in which adapters train.
 
-Any image classifier of transformers made of pre-norm ViT blocks works (ViT, DeiT, DINOv2): its parts are found by
-walking the model, and loading checks on a probe that prefix and tail together reproduce the model.
+Any image classifier of transformers made of pre-norm ViT blocks works (ViT, DeiT, DINOv2): its parts are
+found by walking the model, and loading checks on a probe that prefix and tail together reproduce the model.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from pina_flwr.models.adapter import AdapterSpec, sketch_spec, training_spec
 from pina_flwr.models.block import Adapters, Block, Prepared, apply_block, find_block, prepare
 
 EMBEDDED = "tiny-vit"
+HEADS = ("classifier", "cls_classifier")  # the second in a DeiT that was distilled
 PROBE_TOLERANCE = 1e-3  # relative; float32 sums in another order differ by about 1e-6
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -35,8 +37,9 @@ class _Reached(Exception):
 class Backbone:
     """A frozen vision transformer.
 
-    model: transformers' image classifier, frozen, in eval mode. blocks: its last m blocks, where adapters live.
-    size: pixels a side. mean, std: pixel normalisation by channel. spec, sketch: adapters of stage 2 and of stage 1.
+    model: transformers' image classifier, frozen, in eval mode. blocks: its last m blocks, where adapters
+    live. size: pixels a side. mean, std: pixel normalisation by channel. spec, sketch: adapters of stage 2
+    and of stage 1.
     """
 
     model: Any
@@ -56,12 +59,17 @@ class Backbone:
         return self.mean.device
 
     def pixels(self, images: Tensor) -> Tensor:
-        """uint8 [n, 1 or 3, height, width] → normalised float32 [n, channels, size, size]; grey repeats over colours."""
+        """uint8 [n, 1 or 3, height, width] → normalised float32 [n, channels, size, size].
+
+        Grey repeats over colours; colour becomes its mean for a grey backbone.
+        """
         x, channels = images.to(self.device).float() / 255, self.model.config.num_channels
         if x.shape[1] != channels:
             x = x.mean(1, keepdim=True).expand(-1, channels, -1, -1)
         if x.shape[-2:] != (self.size, self.size):
-            x = interpolate(x, size=(self.size, self.size), mode="bilinear", antialias=True, align_corners=False)
+            x = interpolate(
+                x, size=(self.size, self.size), mode="bilinear", antialias=True, align_corners=False
+            )
         return (x - self.mean[:, None, None]) / self.std[:, None, None]
 
     @torch.no_grad()
@@ -113,6 +121,7 @@ def load_backbone(config: RunConfig, num_classes: int, device: torch.device | No
     heads = model.config.num_attention_heads
     start = len(layers) - config.lora_layers
     blocks = [find_block(layers[i], f"{prefix}.{i}", i, heads) for i in range(start, len(layers))]
+    size = _size(config, model)
     mean, std = _normalisation(preprocessor, model.config.num_channels)
     spec, sketch = training_spec(config, blocks, num_classes), sketch_spec(config, blocks, num_classes)
     model.to(device or torch.device("cpu"))
@@ -121,14 +130,13 @@ def load_backbone(config: RunConfig, num_classes: int, device: torch.device | No
         layers=layers,
         blocks=blocks,
         final_norm=_final_norm(model, layers, blocks[-1].fc2.out_features),
-        size=config.image_size or _own_size(model.config),
+        size=size,
         mean=mean.to(model.device),
         std=std.to(model.device),
         feature_scale=config.feature_scale,
         spec=spec,
         sketch=sketch,
     )
-    _check_size(config, backbone)
     _check_tail(config, backbone)
     return backbone
 
@@ -138,22 +146,44 @@ def _load_model(name: str, num_classes: int) -> tuple[Any, dict[str, Any]]:
     from transformers import AutoModelForImageClassification
     from transformers.utils import cached_file, logging
 
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     if name == EMBEDDED:
         from pina_flwr.models import tiny_vit
 
         return tiny_vit.load(num_classes), tiny_vit.preprocessor()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     path = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
     try:
-        model = AutoModelForImageClassification.from_pretrained(
-            path, num_labels=num_classes, ignore_mismatched_sizes=True, dtype=torch.float32
+        model, loaded = AutoModelForImageClassification.from_pretrained(
+            path,
+            num_labels=num_classes,
+            ignore_mismatched_sizes=True,
+            dtype=torch.float32,
+            output_loading_info=True,
         )
         settings = cached_file(path, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False)
-    except (OSError, ValueError, KeyError) as problem:
-        reason = (str(problem).strip().splitlines() or ["unreadable"])[0]
-        raise ConfigError(f"backbone = {name!r}: no image classifier can be loaded from it ({reason})") from problem
-    return model, json.loads(Path(settings).read_text()) if settings else {}
+        preprocessor = json.loads(Path(settings).read_text()) if settings else {}
+    except Exception as problem:  # the library raises many kinds, all of them about the user's model
+        reason = _first_line(problem)
+        raise ConfigError(
+            f"backbone = {name!r}: no image classifier can be loaded from it ({reason})"
+        ) from problem
+    _check_weights(name, model, loaded)
+    return model, preprocessor
+
+
+def _check_weights(name: str, model: Any, loaded: dict[str, Any]) -> None:
+    """Only the head may be new: the library draws other missing weights at random, and only warns."""
+    absent = {*loaded["missing_keys"], *(key for key, *_ in loaded["mismatched_keys"])}
+    base = f"{model.base_model_prefix}."
+    if absent := {key for key in absent if key.startswith(base) and "mask_token" not in key}:
+        raise ConfigError(
+            f"backbone = {name!r}: {len(absent)} of its weights are missing, {min(absent)!r} among them"
+        )
+
+
+def _first_line(problem: Exception) -> str:
+    return (str(problem).strip().splitlines() or [type(problem).__name__])[0]
 
 
 def _base(model: Any) -> Any:
@@ -161,14 +191,17 @@ def _base(model: Any) -> Any:
 
 
 def _layers(model: Any, config: RunConfig) -> tuple[nn.ModuleList, str]:
-    """The list of transformer blocks and its name: the ModuleList with as many entries as the model has layers."""
+    """The list of transformer blocks and its name: the ModuleList that has as many entries."""
     wanted = getattr(model.config, "num_hidden_layers", None)
+    equal = isinstance(getattr(model.config, "num_attention_heads", None), int)
     for name, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == wanted:
+        if equal and isinstance(module, nn.ModuleList) and len(module) == wanted:
             if config.lora_layers > len(module):
-                raise ConfigError(f"lora-layers = {config.lora_layers}: the backbone has {len(module)} layers")
+                raise ConfigError(
+                    f"lora-layers = {config.lora_layers}: the backbone has {len(module)} layers"
+                )
             return module, name
-    raise ConfigError(f"backbone = {config.backbone!r}: has no list of transformer layers")
+    raise ConfigError(f"backbone = {config.backbone!r}: has no list of equal transformer layers")
 
 
 def _final_norm(model: Any, layers: nn.ModuleList, hidden: int) -> nn.Module:
@@ -178,40 +211,73 @@ def _final_norm(model: Any, layers: nn.ModuleList, hidden: int) -> nn.Module:
     return norms[-1] if norms else nn.Identity()
 
 
-def _own_size(settings: Any) -> int:
-    size = settings.image_size
-    return int(size if isinstance(size, int) else size[0])
+def _side(settings: Any, name: str) -> int:
+    """`image_size` or `patch_size` in pixels a side; 0 if it has two sides or is not known."""
+    value = getattr(settings, name, None)
+    sides = {value} if isinstance(value, int) else set(value or ())
+    return sides.pop() if len(sides) == 1 else 0
+
+
+def _size(config: RunConfig, model: Any) -> int:
+    own, patch = (_side(model.config, name) for name in ("image_size", "patch_size"))
+    if not own or not patch:
+        raise ConfigError(f"backbone = {config.backbone!r}: must have square images and patches")
+    size = config.image_size or own
+    if size % patch:
+        raise ConfigError(f"image-size = {size}: must be a multiple of the backbone's patch size {patch}")
+    return size
 
 
 def _size_option(model: Any, size: int) -> dict[str, bool]:
     """ViT and DeiT must be told to stretch their position encodings; DINOv2 does so by itself."""
-    if size == _own_size(model.config) or model.config.model_type not in ("vit", "deit"):
-        return {}
-    return {"interpolate_pos_encoding": True}
+    option = "interpolate_pos_encoding"
+    asks = option in inspect.signature(_base(model).forward).parameters
+    return {option: True} if asks and size != _side(model.config, "image_size") else {}
 
 
 def _normalisation(preprocessor: dict[str, Any], channels: int) -> tuple[Tensor, Tensor]:
+    if preprocessor.get("do_normalize") is False:
+        return torch.zeros(channels), torch.ones(channels)
     grey = channels == 1
     mean = preprocessor.get("image_mean") or ([0.5] if grey else IMAGENET_MEAN)
     std = preprocessor.get("image_std") or ([0.5] if grey else IMAGENET_STD)
-    return torch.tensor(mean[:channels]), torch.tensor(std[:channels])
+    return torch.tensor(mean).reshape(-1)[:channels], torch.tensor(std).reshape(-1)[:channels]
 
 
-def _check_size(config: RunConfig, backbone: Backbone) -> None:
-    patch = backbone.model.config.patch_size
-    if backbone.size % patch:
-        raise ConfigError(f"image-size = {backbone.size}: must be a multiple of the backbone's patch size {patch}")
+def head_of(model: Any) -> str:
+    """The name of the linear layer that classifies the class token, or '' if there is none."""
+    return next((name for name in HEADS if isinstance(getattr(model, name, None), nn.Linear)), "")
 
 
 @torch.no_grad()
 def _check_tail(config: RunConfig, backbone: Backbone) -> None:
-    """Compare prefix and tail with the whole model on random pixels."""
+    """Compare prefix and tail with what the whole model hands to its classifier, on random pixels."""
     shape = (2, backbone.model.config.num_channels, backbone.size, backbone.size)
     probe = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(backbone.device)
-    options = _size_option(backbone.model, backbone.size)
-    expected = _base(backbone.model)(probe, **options).last_hidden_state[:, 0]
-    ours = backbone.features(backbone.prepare(backbone.prefix(probe)[None]), {}, 1.0)[0]
-    if not torch.isfinite(expected).all() or (ours - expected).norm() > PROBE_TOLERANCE * expected.norm():
+    try:
+        expected = _classified(backbone.model, probe, _size_option(backbone.model, backbone.size))
+    except Exception as problem:
+        reason = _first_line(problem)
         raise ConfigError(
-            f"backbone = {config.backbone!r}: its blocks are not the pre-norm ViT blocks that can be trained here"
+            f"image-size = {backbone.size}: the backbone can't be run at it ({reason})"
+        ) from problem
+    ours = backbone.features(backbone.prepare(backbone.prefix(probe)[None]), {}, 1.0)[0]
+    expected = expected[:, : ours.shape[1]]
+    same = ours.shape == expected.shape and (ours - expected).norm() <= PROBE_TOLERANCE * expected.norm()
+    if not same:  # NaN is never within the tolerance
+        raise ConfigError(
+            f"backbone = {config.backbone!r}: its blocks are no pre-norm ViT blocks that can be trained, "
+            "or its classifier does not read the class token"
         )
+
+
+def _classified(model: Any, pixels: Tensor, options: dict[str, bool]) -> Tensor:
+    """What the model hands to its classifier [n, features], class token first; empty without one."""
+    seen = [pixels.new_zeros(len(pixels), 0)]
+    if head := head_of(model):
+        hook = getattr(model, head).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        try:
+            model(pixels, **options)
+        finally:
+            hook.remove()
+    return seen[-1]

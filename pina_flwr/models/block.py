@@ -1,10 +1,10 @@
 """Pre-norm transformer blocks whose adapters differ between users while the frozen weights are shared.
 
-A block of any ViT, DeiT or DINOv2 is `h + ls1·o(attention(q, k, v)(norm1(h)))`, then `h + ls2·fc2(act(fc1(norm2(h))))`.
-Here each projection adds a user's low-rank term, so that one pass over the shared weights serves many users:
-autograd through the sum of their losses gives every user its own gradient. Two things make it cheap, both exact:
-the frozen projections of the first trainable block are computed once (`prepare`), and the last block works out the
-class token only, since nothing else reaches the head.
+A block of any ViT, DeiT or DINOv2 is `h + ls1·o(attention(q, k, v)(norm1(h)))` and then
+`h + ls2·fc2(act(fc1(norm2(h))))`. Here each projection adds a user's low-rank term, so that one pass over the
+shared weights serves many users: autograd through the sum of their losses gives every user its own gradient.
+Two things make it cheap, both exact: the frozen projections of the first trainable block are computed once
+(`prepare`), and the last block works out the class token only, since nothing else reaches the head.
 """
 
 from __future__ import annotations
@@ -72,10 +72,11 @@ def find_block(layer: nn.Module, prefix: str, index: int, heads: int) -> Block:
     """
     linears = {name: m for name, m in layer.named_modules() if isinstance(m, nn.Linear)}
     norms = [m for m in layer.modules() if isinstance(m, nn.LayerNorm)]
-    scales = [m.lambda1 for m in layer.modules() if isinstance(getattr(m, "lambda1", None), Tensor)]
+    scales = [p for name, p in layer.named_parameters() if name.endswith("lambda1")]
     found = {short: _projection(linears, spellings) for short, spellings in PROJECTIONS.items()}
     mlp = [m for name, m in linears.items() if name not in found.values()]
-    if None in found.values() or len(mlp) != 2 or len(norms) != 2 or len(scales) not in (0, 2):
+    activation = _activation(layer, mlp[0]) if len(mlp) == 2 else None
+    if None in found.values() or activation is None or len(norms) != 2 or len(scales) not in (0, 2):
         raise ConfigError(f"backbone: layer {prefix!r} is no pre-norm attention block with a two-layer MLP")
     names = {short: name for short, name in found.items() if name is not None}
     return Block(
@@ -87,7 +88,7 @@ def find_block(layer: nn.Module, prefix: str, index: int, heads: int) -> Block:
         names={short: f"{prefix}.{name}" for short, name in names.items()},
         fc1=mlp[0],
         fc2=mlp[1],
-        activation=_activation(layer),
+        activation=activation,
         scale1=scales[0] if scales else None,
         scale2=scales[1] if scales else None,
     )
@@ -101,10 +102,12 @@ def _projection(linears: Mapping[str, nn.Linear], spellings: tuple[str, ...]) ->
     return None
 
 
-def _activation(layer: nn.Module) -> nn.Module:
-    leaves = [m for m in layer.modules() if not list(m.children())]
-    known = [m for m in leaves if "Activation" in type(m).__name__ or isinstance(m, nn.GELU | nn.ReLU | nn.SiLU)]
-    return known[-1] if known else nn.GELU()
+def _activation(layer: nn.Module, fc1: nn.Linear) -> nn.Module | None:
+    """The one module without parameters beside the MLP's first linear layer (dropout rests in eval mode)."""
+    mlp = next(m for m in layer.modules() if fc1 in m.children())
+    plain = [m for m in mlp.children() if not list(m.parameters())]
+    plain = [m for m in plain if not isinstance(m, nn.Dropout | nn.Identity)]
+    return plain[0] if len(plain) == 1 else None
 
 
 def prepare(block: Block, hidden: Tensor, class_token_only: bool) -> Prepared:
@@ -132,7 +135,7 @@ def apply_block(block: Block, prepared: Prepared, adapters: Adapters, lora_scale
 
 
 def _attention(block: Block, prepared: Prepared, adapters: Adapters, lora_scale: float) -> Tensor:
-    """Multi-head attention; the low-rank terms of keys and values are never spread over all tokens and channels.
+    """Multi-head attention; the low-rank terms of keys and values are never spread out over all channels.
 
     With z = x·Aᵀ: q·(k + s·z·Bᵀ)ᵀ = q·kᵀ + s·(q·B)·zᵀ, and p·(v + s·z·Bᵀ) = p·v + s·(p·z)·Bᵀ, head by head.
     """

@@ -1,7 +1,7 @@
-"""The embedded backbone `tiny-vit`: a toy ViT whose weights ship as text, because Flower's bundles carry no binaries.
+"""The embedded backbone `tiny-vit`: a toy ViT whose weights ship as text, since Flower bundles no binaries.
 
-`scripts/make_tiny_vit.py` makes `tiny_vit.json` (ViT configuration, preprocessing, base64 safetensors of float16
-tensors); `tiny_vit.md` is its model card. Architecture: Dosovitskiy et al. 2021 (arXiv 2010.11929).
+`scripts/make_tiny_vit.py` makes `tiny_vit.json` (ViT configuration, preprocessing, base64 safetensors of
+float16 tensors); `tiny_vit.md` is its model card. Architecture: Dosovitskiy et al. 2021 (arXiv 2010.11929).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def preprocessor() -> dict[str, Any]:
 
 
 def load(num_labels: int) -> ViTForImageClassification:
-    """The backbone under a random classifier of `num_labels` outputs (std 0.02, zero bias; always the same draw).
+    """The backbone under a random classifier of `num_labels` outputs (std 0.02, zero bias, one fixed draw).
 
-    Input: pixels (N, 1, 8, 8) float32, (x / 255 - 0.5) / 0.5. The model is float32 and in eval mode; the global
-    random state is left alone.
+    Input: pixels (N, 1, 8, 8) float32, (x / 255 - 0.5) / 0.5. The model is float32 and in eval mode; the
+    global random state is left alone.
     """
     config, _, tensors = _read()
     config.num_labels = num_labels
@@ -53,7 +53,7 @@ def export(folder: Path) -> Path:
     """Write the backbone as a Hugging Face folder, for `AutoModel` and `AutoModelForImageClassification`.
 
     Args:
-        folder: created if need be; gets config.json, model.safetensors (float32) and preprocessor_config.json.
+        folder: made if need be; gets config.json, model.safetensors (float32), preprocessor_config.json.
 
     Returns:
         The folder.

@@ -23,15 +23,15 @@ log = logging.getLogger(__name__)
 
 Curve = NDArray[np.float64]
 
-# Opacus' series for fractional orders stops too early at some larger ones (at α = 47, q = 0.5, z = 37 it gives 0),
-# and the one for whole orders works with binomial coefficients, which overflow above 1024.
+# Opacus' series for fractional orders stops too early at some large ones: it falls below 0 at α = 47.005,
+# q = 0.505, z = 37.4. That for whole orders works with binomial coefficients, which overflow above 1024.
 LARGEST_FRACTIONAL_ORDER, LARGEST_SERIES_ORDER = 12, 1024
 # Orders α to begin with, spaced evenly in log(α - 1); `epsilon` then looks between the best one's neighbours.
 # Those under 2 are slow to compute and matter at large ε only, those over 1024 at very small ε only.
 LOW = tuple(1 + 1.5**-k for k in range(17, 0, -1))
 MIDDLE = (*(1 + 1.2**k for k in range(13)), *(float(round(1 + 1.2**k)) for k in range(13, 38)), 1024.0)
 HIGH = tuple(float(2**k) for k in range(11, 21))
-REFINEMENTS, INNER_ORDERS = 2, 7
+REFINEMENTS, INNER_ORDERS = 2, 5
 
 # Bound on the absolute error of Opacus' log A(α), whose series truncates and cancels. The worst found against
 # 25-digit quadrature at 1,700 random points was 2e-13.
@@ -63,7 +63,9 @@ def epsilon(releases: Sequence[Release], delta: float) -> float:
     if orders is not MIDDLE:
         spent, order = _convert(gaussians, orders, delta)
         if order in (orders[0], orders[-1]) and 0 < spent < math.inf:
-            log.warning("epsilon = %g is loose: the best Rényi order, %g, is the last one tried", spent, order)
+            log.warning(
+                "epsilon = %g is loose: the best Rényi order, %g, is the last one tried", spent, order
+            )
     for _ in range(REFINEMENTS if math.isfinite(spent) else 0):
         orders = _around(order, orders)
         spent, order = _convert(gaussians, orders, delta)

@@ -1,8 +1,8 @@
-"""The Gaussian mechanism on a sum over users: constrain each contribution, then add each client's share of the noise.
+"""The Gaussian mechanism on a sum over users: bound each contribution, add each client's share of noise.
 
-Paper, Eq. 7 and §2.2: updates are clipped to l2 norm S and the sum carries N(0, (z·S)²) a coordinate. With the noise
-of a larger cohort simulated (pfl-research's `noise_cohort_size`), the noise on the mean is that of N participants:
-the sum over a cohort of expected size q·|K| then carries z·S·q·|K| / N.
+Paper, Eq. 7 and §2.2: updates are clipped to l2 norm S and the sum carries N(0, (z·S)²) a coordinate. With
+the noise of a larger cohort simulated (pfl-research's `noise_cohort_size`), the noise on the mean is that
+of N participants: the sum over a cohort of expected size q·|K| then carries z·S·q·|K| / N.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ ROUNDING = 1e-6
 class GaussianSum:
     """Gaussian mechanism for a secure sum.
 
-    clip_norm: S. noise_multiplier: z, 0 for no noise. expected_cohort: q·|K|. noise_cohort: N, or 0 for the cohort itself.
+    clip_norm: S. noise_multiplier: z, 0 for no noise. expected_cohort: q·|K|. noise_cohort: N, or 0 for the
+    cohort itself.
     """
 
     clip_norm: float
@@ -43,7 +44,7 @@ class GaussianSum:
         return self.mean_std * self.expected_cohort
 
     def share(self, users: int, cohort: int, size: int) -> np.ndarray:
-        """The noise that `users` of a cohort of `cohort` add together, so that all shares make up `sum_std`: [size].
+        """The noise [size] that `users` of a cohort of `cohort` add together; all shares make up `sum_std`.
 
         Raises:
             ValueError: no such share exists (fails closed rather than add too little).

@@ -73,13 +73,13 @@ def planned_rounds(config: RunConfig) -> tuple[int, int]:
     return (config.t_in if has_stage1 else 0), config.t_tr
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=16)  # a node asks at every message
 def plan(config: RunConfig, users: int) -> NoisePlan:
     """Noise that keeps ε towards recipients within the budget, or the one given; zeros if not private.
 
     `stage1_budget` s in (0, 1): z1 is the smallest with which stage 1 alone spends at most s·ε at δ, then z2
     the smallest with which both stages spend at most ε. s = 0: one z for both stages. The paper's sketch is
-    calibrated as the paper counts, since no z gives a finite strict ε. Cached: a node asks at each message.
+    calibrated as the paper counts, since no z gives a finite strict ε.
 
     Args:
         config: the run.

@@ -37,10 +37,11 @@ def gaussian(shape: int | tuple[int, ...], std: float, dtype: DTypeLike = np.flo
     limits = np.finfo(np.dtype(dtype))
     if not limits.tiny <= std <= limits.max / 100:
         raise ValueError(f"std = {std}: out of the range of {np.dtype(dtype)}")
-    draws = _fresh_generator().standard_normal(shape)
+    draws = secret_generator().standard_normal(shape)
     draws *= std
     return draws.astype(dtype, copy=False)
 
 
-def _fresh_generator() -> np.random.Generator:
+def secret_generator() -> np.random.Generator:
+    """A generator that nobody can predict: ChaCha20 under a fresh key from the operating system."""
     return np.random.Generator(ChaCha(key=int.from_bytes(os.urandom(KEY_BYTES), "little"), rounds=20))

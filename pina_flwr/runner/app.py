@@ -53,9 +53,9 @@ def stage(app: Path, target: Path) -> None:
 def _is_app(folder: Path) -> bool:
     try:
         config = tomllib.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return isinstance(config["tool"]["flwr"]["app"], dict)
+    except (OSError, ValueError, LookupError, TypeError):
         return False
-    return isinstance(config.get("tool", {}).get("flwr", {}).get("app"), dict)
 
 
 def _not_bundled(folder: str, names: list[str]) -> set[str]:

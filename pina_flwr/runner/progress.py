@@ -35,7 +35,7 @@ class RoundReader:
             return []
         complete = text[: text.rfind(b"\n") + 1]
         self._offset += len(complete)
-        return [RoundRow(**json.loads(line)) for line in complete.splitlines()]
+        return [row for line in complete.splitlines() if (row := _row(line))]
 
 
 class ProgressBar:
@@ -96,6 +96,13 @@ def time_left(rows: list[RoundRow], since: float) -> float | None:
     if not recent:
         return None
     return max(0.0, statistics.fmean(recent) * (last.rounds - last.round) - since)
+
+
+def _row(line: bytes) -> RoundRow | None:
+    try:
+        return RoundRow(**json.loads(line))
+    except (ValueError, TypeError):  # the bar is no reason to end a run
+        return None
 
 
 def _clock(seconds: float) -> str:

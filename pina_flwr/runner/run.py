@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import queue
 import re
 import shutil
@@ -21,9 +22,8 @@ from pina_flwr.report import summary
 from pina_flwr.runner.app import stage
 from pina_flwr.runner.output import LOG
 from pina_flwr.runner.overrides import Scalar
-from pina_flwr.runner.processes import stop
 from pina_flwr.runner.size import SimulationSize
-from pina_flwr.runner.superlink import NAME, POLL_SECONDS, Interrupted, RunError, SuperLink
+from pina_flwr.runner.superlink import INTERRUPTED, NAME, POLL_SECONDS, RunError, SuperLink
 
 COMPLETED = "finished:completed"
 STATUS_SECONDS = 30.0
@@ -33,10 +33,11 @@ SHORT = 30
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LEVEL = re.compile(r"^INFO\s*:(\s{1,6}|$)")
 _MISTAKE = re.compile(r"^ERROR\s*:\s+error: (?P<reason>.+)")
-# What Flower says of every simulation before the ServerApp has said anything.
-_PREAMBLE = re.compile(
+# What Flower says of every simulation.
+_CHATTER = re.compile(
     r"\s*(Successfully installed |Starting (logstream|Flower Simulation)|(WARNING\s*:\s+)?Since flwr 1\.32"
-    r"|Federation `|To change federation size|flwr federation simulation-config |$)"
+    r"|Federation `|To change federation size|flwr federation simulation-config "
+    r"|\(ClientAppActor pid=\d+\) WARNING\s*:\s+Manually terminating |$)"
 )
 
 
@@ -82,59 +83,53 @@ def run(
         interrupted: asked several times a second; true ends the run.
     """
     began = time.monotonic()
-    status, reason, mistake = "", "", False
+    result = RunResult(COMPLETED, "", False, 0.0)
     with _workspace() as folder, (output / LOG).open("w", encoding="utf-8") as log:
         try:
             stage(app, folder / "app")
-            (folder / "run.toml").write_text(
-                tomli_w.dumps({**overrides, "output": str(output)}), encoding="utf-8"
-            )
+            settings = tomli_w.dumps({**overrides, "output": str(output)})
+            (folder / "run.toml").write_text(settings, encoding="utf-8")
             with SuperLink(folder, interrupted) as link:
-                follower = _Follower(link, log, on_line, on_wait, interrupted)
-                status, reason, mistake = follower.follow(folder, size)
-        except Interrupted:
-            status, reason = "interrupted", "stopped before its end"
-        except (RunError, OSError) as error:
-            reason = str(error)
-    if not reason:
-        reason = _missing_summary(output)
-    return RunResult(status, reason, mistake, time.monotonic() - began)
+                _Follower(link, log, on_line, on_wait).follow(folder, size)
+            check_summary(output)
+        except RunError as error:
+            result = RunResult(error.status, str(error), error.mistake, 0.0)
+        except OSError as error:
+            result = RunResult("", str(error), False, 0.0)
+        if result.status not in (COMPLETED, INTERRUPTED) and not result.mistake:
+            _keep_daemon_logs(folder, log)
+    return dataclasses.replace(result, seconds=time.monotonic() - began)
 
 
 class _Follower:
     """Starts the run, passes on what it logs, and finds out how it ended."""
 
     def __init__(
-        self,
-        link: SuperLink,
-        log: IO[str],
-        on_line: Callable[[str], None],
-        on_wait: Callable[[], None],
-        interrupted: Callable[[], bool],
+        self, link: SuperLink, log: IO[str], on_line: Callable[[str], None], on_wait: Callable[[], None]
     ) -> None:
         self._link = link
         self._log = log
         self._on_line = on_line
         self._on_wait = on_wait
-        self._interrupted = interrupted
         self._started = False
         self._before: list[str] = []
         """What `flwr run` says before the run has started: its errors, in a box."""
 
-    def follow(self, folder: Path, size: SimulationSize) -> tuple[str, str, bool]:
-        """Status, reason and whether that is a user's mistake."""
+    def follow(self, folder: Path, size: SimulationSize) -> None:
+        """Return when the run has completed.
+
+        Raises:
+            RunError: it did not.
+        """
         client = self._link.flwr(
             *("run", str(folder / "app"), NAME, "--stream", "-c", str(folder / "run.toml")),
             *("--federation-config", size.federation_config()),
         )
-        try:
-            for line in self._lines(client):
-                if found := _MISTAKE.match(line):
-                    return "", found["reason"].strip(), True
-                self._pass_on(line)
-        finally:
-            stop(client)
-        return *self._verdict(), False
+        for line in self._lines(client):
+            if found := _MISTAKE.match(line):
+                raise RunError(found["reason"].strip(), mistake=True)
+            self._pass_on(line)
+        self._check_status()
 
     def _lines(self, client: subprocess.Popen[str]) -> Iterator[str]:
         """Lines of `client` without colours, also kept in the log, until it ends."""
@@ -142,7 +137,7 @@ class _Follower:
         threading.Thread(target=_pump, args=(client, lines), daemon=True).start()
         while True:
             self._on_wait()
-            self._watch()
+            self._link.check()
             try:
                 line = lines.get(timeout=POLL_SECONDS)
             except queue.Empty:
@@ -158,27 +153,22 @@ class _Follower:
         if not self._started:
             self._started = line.startswith("Successfully started run")
             self._before.append(line.strip("│╭╮╰╯─ "))
-        elif not _PREAMBLE.match(plain := _LEVEL.sub("", line)):
+        elif not _CHATTER.match(plain := _LEVEL.sub("", line)):
             self._on_line(plain)
 
-    def _verdict(self) -> tuple[str, str]:
-        """Final status of the run and, unless it completed, the reason."""
+    def _check_status(self) -> None:
+        if not self._started:
+            self._link.check()
+            raise RunError(f"flwr could not start the run: {_sentence(self._before)}")
         deadline = time.monotonic() + STATUS_SECONDS
         status, details = self._link.status()
         while status and not status.startswith("finished") and time.monotonic() < deadline:
-            self._watch()
+            self._link.check()
             status, details = self._link.status()
         if status == COMPLETED:
-            return status, ""
-        self._watch()
-        if not status:
-            return status, f"flwr could not start the run: {_sentence(self._before)}"
-        return status, f"the run ended as {status}: {_first_line(details)}"
-
-    def _watch(self) -> None:
-        if self._interrupted():
-            raise Interrupted
-        self._link.check()
+            return
+        self._link.check()  # a daemon that has ended is the better reason
+        raise RunError(f"the run ended as {status or 'unknown'}: {_first_line(details)}", status=status)
 
 
 @contextlib.contextmanager
@@ -204,6 +194,12 @@ def _pump(client: subprocess.Popen[str], lines: queue.SimpleQueue[str | None]) -
     lines.put(None)
 
 
+def _keep_daemon_logs(folder: Path, log: IO[str]) -> None:
+    for path in folder.glob("*.log"):
+        text = _COLOUR.sub("", path.read_text(encoding="utf-8", errors="replace"))
+        log.write(f"\n{path.stem}:\n{text}")
+
+
 def _sentence(lines: list[str]) -> str:
     said = [line for line in lines if line and line != "Error" and not line.startswith("Using SuperLink")]
     return " ".join(said) or "it did not say why"
@@ -214,7 +210,8 @@ def _first_line(details: str) -> str:
     return text.splitlines()[0] if text else "no details given"
 
 
-def _missing_summary(output: Path) -> str:
-    if (output / summary.FILE_NAME).is_file():
-        return ""
-    return f"the run completed but left no {summary.FILE_NAME} in {output}"
+def check_summary(output: Path) -> None:
+    """Raise `RunError` unless `output` has the summary that a run writes last."""
+    if not (output / summary.FILE_NAME).is_file():
+        reason = f"the run completed but left no {summary.FILE_NAME} in {output}"
+        raise RunError(reason, status=COMPLETED)

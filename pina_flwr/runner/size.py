@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from importlib import metadata
 
 from joblib import cpu_count
 
@@ -31,8 +32,11 @@ class SimulationSize:
 
     @property
     def gpus_per_node(self) -> float:
-        """Share of a GPU of each node at work, rounded down so that all of them fit; at most one."""
-        return min(1.0, math.floor(1e4 * self.gpus / self.at_a_time) / 1e4)
+        """Share of a GPU of each node at work: a GPU is split evenly, no node uses two; 0 without a GPU."""
+        if not self.gpus:
+            return 0.0
+        sharing = math.ceil(self.at_a_time / self.gpus)
+        return math.floor(1e4 / sharing) / 1e4  # Ray counts in steps of 1e-4
 
     def federation_config(self) -> str:
         """The argument of `flwr run --federation-config`. A GPU is only asked for where there is one."""
@@ -60,8 +64,13 @@ def default_nodes(cpus: int) -> int:
 
 def measure(nodes: int | None = None) -> SimulationSize:
     """The size for this machine: CPUs by affinity and container quota, GPUs as PyTorch sees them."""
-    import torch  # takes seconds, and errors that need no simulation should not wait for it
-
     cpus = cpu_count()
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return SimulationSize(nodes=nodes or default_nodes(cpus), cpus=cpus, gpus=gpus)
+    return SimulationSize(nodes=nodes or default_nodes(cpus), cpus=cpus, gpus=_gpu_count())
+
+
+def _gpu_count() -> int:
+    if metadata.version("torch").endswith("+cpu"):
+        return 0
+    import torch  # takes seconds
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0

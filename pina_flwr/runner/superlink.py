@@ -24,90 +24,89 @@ from typing import Self
 
 import tomli_w
 
-from pina_flwr.runner.processes import spawn, stop
+from pina_flwr.runner.processes import ProcessGroup
 
 NAME = "pina"
 """Name of the connection in the private config.toml."""
+INTERRUPTED = "interrupted"
 START_SECONDS = 120.0
+STATUS_SECONDS = 60.0
 ATTEMPTS = 3
 POLL_SECONDS = 0.1
-# Ends by itself once this process has died, as flower-superexec does when told its parent's id.
-_SUPERLINK = (
-    "import sys\n"
-    "from flwr.supercore.app_utils import start_parent_process_monitor\n"
-    "from flwr.superlink.cli.flower_superlink import flower_superlink\n"
-    "start_parent_process_monitor(int(sys.argv.pop(1)))\n"
-    "flower_superlink()\n"
-)
 
 
 class RunError(RuntimeError):
-    """Why a run could not be brought to its end, in one line."""
+    """Why a run did not succeed, in one line.
 
+    Args:
+        reason: the line.
+        status: the status of the run, if it got that far.
+        mistake: the reason is a user's mistake.
+    """
 
-class Interrupted(Exception):
-    """The user wants the run stopped."""
+    def __init__(self, reason: str, *, status: str = "", mistake: bool = False) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.mistake = mistake
 
 
 class SuperLink:
-    """SuperLink and SuperExec in simulation mode, below `folder`, started and stopped as a context.
+    """SuperLink and SuperExec in simulation mode, started and stopped as a context.
+
+    Args:
+        folder: temporary folder for all their files.
+        interrupted: whether the user wants the run stopped.
 
     Raises:
-        RunError: a daemon can't be started.
-        Interrupted: `interrupted()` became true while waiting.
+        RunError: a daemon can't be started, or the run was interrupted meanwhile.
     """
 
     def __init__(self, folder: Path, interrupted: Callable[[], bool]) -> None:
         self._folder = folder
         self._interrupted = interrupted
         self._env = environment(folder)
+        self._home = folder / "flwr"
+        self._cwd = folder / "cwd"
         self._daemons: dict[str, subprocess.Popen[str]] = {}
 
     def __enter__(self) -> Self:
         self._home.mkdir()
         self._cwd.mkdir()
+        self._group = ProcessGroup(self._folder)
         try:
             self._start()
         except BaseException:
-            self._stop()
+            self._group.stop()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stop()
+        self._group.stop()
 
     def flwr(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start the `flwr` command with its output piped; the caller ends it with `processes.stop`."""
-        return spawn([self._find("flwr"), *arguments], env=self._env, cwd=self._cwd, output=subprocess.PIPE)
+        """Start the `flwr` command with its output piped; it ends with the SuperLink, if not before."""
+        command = [self._find("flwr"), *arguments]
+        return self._group.spawn(command, env=self._env, cwd=self._cwd, output=subprocess.PIPE)
 
     def status(self) -> tuple[str, str]:
         """Status and details of the one run, as `flwr list` gives them; ("", "") if it can't be asked."""
         process = self.flwr("list", NAME, "--format", "json")
         try:
-            run = json.loads(process.communicate(timeout=60)[0])["runs"][0]
+            run = json.loads(process.communicate(timeout=STATUS_SECONDS)[0])["runs"][0]
             return run["status"], run["status-details"]
         except (subprocess.TimeoutExpired, ValueError, LookupError):
             return "", ""
-        finally:
-            stop(process)
 
     def check(self) -> None:
-        """Raise `RunError` if a daemon has ended."""
+        """Raise `RunError` if a daemon has ended or the run was interrupted."""
+        if self._interrupted():
+            raise RunError("stopped before its end", status=INTERRUPTED)
         for name, process in self._daemons.items():
             if process.poll() is not None:
-                raise RunError(
-                    f"{name} ended with exit status {process.returncode}: {self._last_words(name)}"
-                )
-
-    @property
-    def _home(self) -> Path:
-        return self._folder / "flwr"
-
-    @property
-    def _cwd(self) -> Path:
-        return self._folder / "cwd"
+                reason = f"{name} ended with exit status {process.returncode}{self._last_error(name)}"
+                raise RunError(reason)
 
     def _start(self) -> None:
         for attempt in range(1, ATTEMPTS + 1):
@@ -120,54 +119,37 @@ class SuperLink:
                 # Another program may have taken the port between our look and the SuperLink's.
                 if attempt == ATTEMPTS or "address already in use" not in str(error):
                     raise
-                self._stop()
         connection = {"address": f"127.0.0.1:{port}", "insecure": True}
         config = {"superlink": {"default": NAME, NAME: connection}}
         (self._home / "config.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
-        self._start_superexec(port)
+        self._daemon("flower-superexec", ["--insecure", "--runtime-api-address", f"127.0.0.1:{port}"])
 
     def _start_superlink(self, port: int) -> None:
         arguments = ["--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
         arguments += ["--isolation", "process", "--disable-runtime-dependency-installation"]
-        self._daemon("flower-superlink", [sys.executable, "-c", _SUPERLINK, str(os.getpid()), *arguments])
+        self._daemon("flower-superlink", arguments)
 
-    def _start_superexec(self, port: int) -> None:
-        arguments = [
-            "--insecure",
-            "--runtime-api-address",
-            f"127.0.0.1:{port}",
-            "--parent-pid",
-            str(os.getpid()),
-        ]
-        self._daemon("flower-superexec", [self._find("flower-superexec"), *arguments])
-
-    def _daemon(self, name: str, command: list[str]) -> None:
-        with self._log(name).open("wb") as log:
-            self._daemons[name] = spawn(command, env=self._env, cwd=self._cwd, output=log)
+    def _daemon(self, command: str, arguments: list[str]) -> None:
+        with self._log(command).open("wb") as log:
+            self._daemons[command] = self._group.spawn(
+                [self._find(command), *arguments], env=self._env, cwd=self._cwd, output=log
+            )
 
     def _wait_for(self, port: int) -> None:
         deadline = time.monotonic() + START_SECONDS
         while not _healthy(port):
-            if self._interrupted():
-                raise Interrupted
             self.check()
             if time.monotonic() > deadline:
                 raise RunError(f"flower-superlink did not answer within {START_SECONDS:.0f} s")
             time.sleep(POLL_SECONDS)
         self.check()  # else it was another program that answered
 
-    def _stop(self) -> None:
-        for process in reversed(self._daemons.values()):
-            stop(process)
-        self._daemons.clear()
-
     def _log(self, name: str) -> Path:
         return self._folder / f"{name}.log"
 
-    def _last_words(self, name: str) -> str:
-        lines = self._log(name).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        errors = [line for line in lines if "rror" in line]
-        return (errors or lines or ["it logged nothing"])[-1].strip()
+    def _last_error(self, name: str) -> str:
+        lines = self._log(name).read_text(encoding="utf-8", errors="replace").splitlines()
+        return next((f": {line.strip()}" for line in reversed(lines) if "rror" in line.split("[")[0]), "")
 
     def _find(self, command: str) -> str:
         path = shutil.which(command, path=self._env["PATH"])

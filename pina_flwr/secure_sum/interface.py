@@ -1,4 +1,4 @@
-"""What a secure sum offers: run a round's messages through its phases, then give the sum or why there is none."""
+"""What a secure sum offers: a round's messages through its phases, then the sum or why there is none."""
 
 from __future__ import annotations
 

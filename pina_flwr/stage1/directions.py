@@ -18,11 +18,14 @@ def unit(vectors: Tensor) -> Tensor:
 def centred(deltas: Tensor, mean: Tensor | None) -> Tensor:
     """ΔB minus what all users share: ΔB_k - ‖ΔB_k‖·m, with m the (private) mean of unit updates: [users, h].
 
-    Rows that are not finite become zero.
+    Rows that are zero or not finite become zero.
     """
     directions = unit(deltas)
-    norms = torch.linalg.vector_norm(torch.nan_to_num(deltas, 0.0, 0.0, 0.0), dim=1, keepdim=True)
-    return norms * (directions if mean is None else torch.where(directions != 0, directions - mean, 0))
+    usable = (directions != 0).any(dim=1, keepdim=True)
+    norms = torch.linalg.vector_norm(torch.where(usable, deltas, 0).double(), dim=1, keepdim=True)
+    return norms.to(deltas.dtype) * (
+        directions if mean is None else torch.where(usable, directions - mean, 0)
+    )
 
 
 def random_directions(seed: int, purpose: str, count: int, size: int) -> Tensor:
@@ -33,8 +36,8 @@ def random_directions(seed: int, purpose: str, count: int, size: int) -> Tensor:
 def initial_b(centroids: Tensor, norm: float) -> Tensor:
     """B of each cluster model from its centroid: [C, h].
 
-    What centroids have in common tells clusters apart in nothing, so their mean goes; equal norms keep a cluster from
-    starting ahead. norm = 0 leaves them as they are (the paper's reading).
+    What centroids have in common tells clusters apart in nothing, so their mean goes; equal norms keep a
+    cluster from starting ahead. norm = 0 leaves them as they are (the paper's reading).
     """
     if norm == 0:
         return centroids

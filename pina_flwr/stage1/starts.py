@@ -1,4 +1,4 @@
-"""Stage 1 from the server's side: what the cohort is asked each round, and the initial cluster models that result."""
+"""Stage 1 from the server's side: what the cohort is asked each round, and the cluster models that result."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from pina_flwr.stage1.sketch import cluster_sketches
 
 @dataclass(frozen=True)
 class Question:
-    """What the cohort is asked: the client's step, the arrays it needs, and the length of the vector that comes back
-    through the secure sum (0: sketches come back one by one)."""
+    """What the cohort is asked.
+
+    step: of the client. size: length of the vector that comes back through the secure sum (0: sketches come
+    back one by one). arrays: what the step needs.
+    """
 
     step: str
     size: int
@@ -27,8 +30,11 @@ class Question:
 
 @dataclass(frozen=True)
 class FirstModels:
-    """b: B of each cluster model [C, h]. arrays: centroids [C, h] and mean [h] by which users can find their nearest
-    centroid; empty if there are none."""
+    """What stage 2 starts from.
+
+    b: B of each cluster model [C, h]. arrays: centroids [C, h] and mean [h] by which users find their nearest
+    centroid; empty if there are none.
+    """
 
     b: Tensor
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
@@ -58,7 +64,9 @@ class RandomStart:
     rounds = 0
 
     def __init__(self, config: RunConfig, size: int):
-        self._b = config.random_init_norm * random_directions(config.seed, "random start", config.clusters, size)
+        self._b = config.random_init_norm * random_directions(
+            config.seed, "random start", config.clusters, size
+        )
 
     def ask(self, round_: int) -> Question:
         """Never called: there are no rounds."""
@@ -98,34 +106,42 @@ class _Centred:
 
 
 class DPKMeans(_Centred):
-    """DP k-means through the secure sum: T_in rounds, of which one may be the private mean and the rest are iterations
-    of R restarts side by side."""
+    """DP k-means through the secure sum: T_in rounds, iterations of R restarts side by side.
+
+    One of the rounds may be the private mean.
+    """
 
     def __init__(self, config: RunConfig, size: int):
         super().__init__(config, size)
         shape = (config.kmeans_restarts, config.clusters, size)
         count = shape[0] * shape[1]
         self.centroids = random_directions(config.seed, "restarts", count, size).reshape(shape)
+        self.sums = torch.zeros(shape)
         self.best = 0
 
     def ask(self, round_: int) -> Question:
         """See `Start.ask`."""
         if self._is_mean_round(round_):
             return Question("mean", self.size)
-        return Question("lloyd", self.centroids.numel(), self._shared() | {"centroids": self.centroids.numpy()})
+        return Question(
+            "lloyd", self.centroids.numel(), self._shared() | {"centroids": self.centroids.numpy()}
+        )
 
     def receive(self, round_: int, answer: np.ndarray) -> None:
         """See `Start.receive`."""
         if self._is_mean_round(round_):
             return self._receive_mean(answer)
-        sums = torch.from_numpy(answer.astype(np.float32)).reshape(self.centroids.shape)
-        self.best, self.centroids = best_restart(sums), update(sums)
+        latest = torch.from_numpy(answer.astype(np.float32)).reshape(self.centroids.shape)
+        self.sums = self.config.kmeans_memory * self.sums + latest
+        self.best, self.centroids = best_restart(self.sums), update(self.sums)
         return None
 
     def models(self) -> FirstModels:
         """See `Start.models`."""
         chosen = self.centroids[self.best]
-        return FirstModels(initial_b(chosen, self.config.centroid_norm), self._shared() | {"centroids": chosen.numpy()})
+        return FirstModels(
+            initial_b(chosen, self.config.centroid_norm), self._shared() | {"centroids": chosen.numpy()}
+        )
 
 
 class LocalSketches(_Centred):
@@ -137,7 +153,11 @@ class LocalSketches(_Centred):
 
     def ask(self, round_: int) -> Question:
         """See `Start.ask`."""
-        return Question("mean", self.size) if self._is_mean_round(round_) else Question("sketch", 0, self._shared())
+        return (
+            Question("mean", self.size)
+            if self._is_mean_round(round_)
+            else Question("sketch", 0, self._shared())
+        )
 
     def receive(self, round_: int, answer: np.ndarray) -> None:
         """See `Start.receive`."""

@@ -1,4 +1,4 @@
-"""The algorithms, one a file. All share the round of `clustered.py` and differ by the lines in which papers differ."""
+"""The algorithms, one a file: all share the round of `clustered.py` and differ where their papers differ."""
 
 from __future__ import annotations
 

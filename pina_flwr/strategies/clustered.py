@@ -1,7 +1,8 @@
 """The round that every strategy shares: sample, ask, secure sum, rescale each cluster's aggregate, apply.
 
-PINA (arXiv 2604.20596), Algorithm 1. FedAvg is the case of one cluster; IFCA (Ghosh et al. 2020), the oracle and
-PINA + RI differ in how models start, how a user finds its cluster, and how aggregates are scaled.
+PINA (arXiv 2604.20596), Algorithm 1. FedAvg is the case of one cluster; IFCA (Ghosh et al. 2020), the
+oracle and PINA + RI differ in how models start, how a user finds its cluster, and how aggregates are
+scaled.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pina_flwr.models.backbone import Backbone
 from pina_flwr.normality import Aggregates, rule, rule_name
 from pina_flwr.privacy.gaussian_sum import GaussianSum
 from pina_flwr.privacy.guarantee import NoisePlan
+from pina_flwr.privacy.noise import secret_generator
 from pina_flwr.secure_sum.interface import SecureSum
 from pina_flwr.seeding import generator
 from pina_flwr.stage1.starts import FirstModels, Question, Start, open_start
@@ -36,8 +38,8 @@ from pina_flwr.strategies.hosts import Hosts
 class Outcome:
     """What a round did.
 
-    stage: 1 or 2. cohort: users sampled. weights: factor w_i on each aggregate. noise_std: σ a coordinate on the mean.
-    dropped: why the round was dropped, or empty. diagnosis: simulation only.
+    stage: 1 or 2. cohort: users sampled. weights: factor w_i on each aggregate. noise_std: σ a coordinate
+    on the mean. dropped: why the round was dropped, or empty. diagnosis: simulation only.
     """
 
     stage: int
@@ -45,7 +47,7 @@ class Outcome:
     cohort: int
     seconds: float = 0.0
     weights: tuple[float, ...] = ()
-    noise_std: float = 0.0
+    noise_std: float | None = None
     dropped: str = ""
     bytes_up: int = 0
     bytes_down: int = 0
@@ -86,19 +88,25 @@ class ClusteredTraining(Strategy):
         self._question: Question | None = None
         self._outcome = Outcome(stage=0, round=0, cohort=0)
 
-    # What strategies differ in ----------------------------------------------------------------------------------
+    # What strategies differ in ----------------------------------------------------------------------------
 
     def choose(self, round_: int) -> str:
         """How users find their cluster in stage-2 round `round_`: "loss", "nearest" or "group"."""
         return "loss"
 
-    # The run ----------------------------------------------------------------------------------------------------
+    # The run ----------------------------------------------------------------------------------------------
 
     def start(  # type: ignore[override]
-        self, grid: Grid, initial_arrays: ArrayRecord | None = None, num_rounds: int = 0, timeout: float = 3600
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord | None = None,
+        num_rounds: int = 0,
+        timeout: float = 3600,
     ) -> Result:
         """Run all rounds of both stages; `Result.arrays` holds the cluster models [C, d] under "models"."""
-        models = initial_arrays or pack({"models": self.backbone.spec.start().expand(self.clusters, -1).numpy()})
+        models = initial_arrays or pack(
+            {"models": self.backbone.spec.start().expand(self.clusters, -1).numpy()}
+        )
         result = Result()
         for t in range(1, (num_rounds or self.rounds) + 1):
             began = time.monotonic()
@@ -161,7 +169,9 @@ class ClusteredTraining(Strategy):
         stage, t = self._stage(server_round)
         named = unpack(arrays) | (self._first().arrays if stage == 1 else {})
         choose = "nearest" if stage == 1 and "centroids" in named else self._choose_at_evaluation()
-        return self._to_nodes(Task("evaluate", t, [], 0, choose, named), range(len(self.hosts)), EVALUATE, server_round)
+        return self._to_nodes(
+            Task("evaluate", t, [], 0, choose, named), range(len(self.hosts)), EVALUATE, server_round
+        )
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Put the nodes' answers together; nothing of it enters training."""
@@ -172,11 +182,18 @@ class ClusteredTraining(Strategy):
     def summary(self) -> None:
         """Nothing: the run's configuration and table are printed elsewhere."""
 
-    # Steps ------------------------------------------------------------------------------------------------------
+    # Steps ------------------------------------------------------------------------------------------------
 
     def _sample(self, server_round: int) -> list[int]:
-        """Poisson sampling: each user joins with probability q."""
-        draws = generator(self.config.seed, "cohort", server_round).random(len(self.hosts))
+        """Poisson sampling: each user joins with probability q.
+
+        Amplification holds against those who can't tell who was sampled, so a private run draws from the operating
+        system's entropy; a run's seed is no secret.
+        """
+        if self.config.private:
+            draws = secret_generator().random(len(self.hosts))
+        else:
+            draws = generator(self.config.seed, "cohort", server_round).random(len(self.hosts))
         return np.flatnonzero(draws < self.config.sampling_rate).tolist()
 
     def _stage(self, server_round: int) -> tuple[int, int]:
@@ -209,7 +226,7 @@ class ClusteredTraining(Strategy):
         return self.secure_sum.collect(grid, requests, timeout)
 
     def _answer(self, replies: list[Message]) -> np.ndarray | None:
-        """The noisy mean over the expected cohort, or the sketches; None, with the reason noted, to drop the round."""
+        """The noisy mean over the expected cohort, or sketches; None, its reason noted, to drop the round."""
         assert self._question is not None  # set by configure_train
         if not self._asked:
             self._note(dropped="no user was sampled")
@@ -225,13 +242,7 @@ class ClusteredTraining(Strategy):
 
     def _sketches(self, replies: list[Message]) -> np.ndarray | None:
         """Sketches are independent of each other: those that arrived well-formed are used."""
-        rows = []
-        for reply in replies:
-            if reply.has_error():
-                continue
-            part = unpack(reply.content.array_records[SKETCHES])["rows"]
-            if part.ndim == 2 and part.shape[1] == self.backbone.sketch.size and np.isfinite(part).all():
-                rows.append(part)
+        rows = [part for r in replies if (part := sketches_in(r, self.backbone.sketch.size)) is not None]
         if not rows:
             self._note(dropped="no sketch arrived")
             return None
@@ -284,6 +295,19 @@ class ClusteredTraining(Strategy):
 
     def _note(self, **facts: object) -> None:
         self._outcome = replace(self._outcome, **facts)  # type: ignore[arg-type]
+
+
+def sketches_in(reply: Message, width: int) -> np.ndarray | None:
+    """The finite sketches [n, width] that a reply holds, or None if it holds anything else."""
+    if reply.has_error() or set(reply.content) != {SKETCHES}:
+        return None
+    try:
+        rows = unpack(reply.content.array_records[SKETCHES])["rows"]
+    except Exception:  # bytes that are not numpy's format make it raise many kinds
+        return None
+    if not isinstance(rows, np.ndarray) or rows.dtype != np.float32 or rows.shape[1:] != (width,):
+        return None
+    return rows if np.isfinite(rows).all() else None
 
 
 def models_of(result: Result) -> Tensor:

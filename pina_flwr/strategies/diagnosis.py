@@ -23,8 +23,9 @@ from pina_flwr.report.scores import (
 class Diagnosis:
     """How users fare under the current models; NaN where something can't be said.
 
-    loss: mean training loss of each user's own choice. cluster_accuracy: test accuracy by hidden group, or by chosen
-    cluster where groups are unknown. cluster_sizes: users by choice. norms: of the round's updates before clipping.
+    loss: mean training loss of each user's own choice. cluster_accuracy: test accuracy by hidden group, or
+    by chosen cluster where groups are unknown. cluster_sizes: users by choice. norms: of the round's
+    updates before clipping. left_out: users whose update was not finite, since the last evaluation.
     """
 
     loss: float
@@ -65,7 +66,7 @@ def diagnose(answers: Sequence[RecordDict], clusters: int, groups_known: bool) -
         cluster_sizes=np.bincount(choices, minlength=clusters).tolist(),
         norm_mean=float(norms.mean()) if norms.size else float("nan"),
         norm_max=float(norms.max()) if norms.size else float("nan"),
-        left_out=int(sum(part["left_out"].sum() for part in parts if "left_out" in part)),
+        left_out=sum(len(part["left_out"]) for part in parts),
     )
 
 

@@ -1,6 +1,6 @@
 """FedAvg (McMahan et al. 2017) with user-level central DP through the secure sum (McMahan et al. 2018).
 
-    each round:  the cohort trains the one model; W ← W + (Σ clip(Δ_k) + noise) / (q·|K|)
+each round:  the cohort trains the one model; W ← W + (Σ clip(Δ_k) + noise) / (q·|K|)
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.serverapp import Grid
 
 from pina_flwr.config import ConfigError
-from pina_flwr.messages import CONFIG, WHO, request
+from pina_flwr.messages import CONFIG, WHO, request, why
 
 POLL_SECONDS = 0.2
 
@@ -47,12 +47,14 @@ def discover(grid: Grid, timeout: float) -> Hosts:
     nodes = _wait_for(grid, expected, deadline)
     node_of: dict[int, int] = {}
     answers = _ask(grid, nodes, deadline)
+    hosted = 0
     for node, answer in answers.items():
         users = answer["users"]
         assert isinstance(users, list)
         node_of |= {int(user): node for user in users}
-    if sorted(node_of) != list(range(len(node_of))) or not node_of:
-        raise ConfigError("node-config: nodes do not host users 0, 1, 2, … once each; check partition-id of each node")
+        hosted += len(users)
+    if sorted(node_of) != list(range(hosted)) or not node_of:
+        raise ConfigError("node-config: nodes must host users 0, 1, 2, … once each; check every partition-id")
     return Hosts(node_of, int(answers[nodes[0]]["classes"]))  # type: ignore[arg-type]
 
 
@@ -69,7 +71,7 @@ def _ask(grid: Grid, nodes: Sequence[int], deadline: float) -> dict[int, ConfigR
     answers: dict[int, ConfigRecord] = {}
     for reply in grid.send_and_receive(questions, timeout=max(1.0, deadline - time.monotonic())):
         if reply.has_error():
-            raise ConfigError(f"node {reply.metadata.src_node_id}: failed at start ({reply.error.reason})")
+            raise ConfigError(f"node {reply.metadata.src_node_id}: failed at start ({why(reply)})")
         answer = reply.content.config_records[CONFIG]
         if "error" in answer:
             raise ConfigError(str(answer["error"]))

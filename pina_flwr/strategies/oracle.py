@@ -1,6 +1,6 @@
-"""The ceiling: clustered training when the true groups are known. Simulation only, no such thing can be deployed.
+"""The ceiling: clustered training when the true groups are known. Simulation only, it can't be deployed.
 
-    each round:  users train the model of their true group; each model moves by its group's noisy mean update
+each round:  users train the model of their true group; each model moves by its group's noisy mean update
 """
 
 from __future__ import annotations

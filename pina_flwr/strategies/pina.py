@@ -2,11 +2,12 @@
 
     stage 1, T_in rounds:  the cohort trains B of a rank-1 LoRA; private summaries of ΔB are clustered;
                            centroid i becomes B of cluster model i
-    stage 2, T_tr rounds:  each user picks the model with the least loss (Eq. 6) and trains it;
-                           the update, clipped to S (Eq. 7), goes through the secure sum with its share of noise;
-                           the server rescales each cluster's aggregate (Eq. 8, Eq. 9 or another rule) and applies it
+    stage 2, T_tr rounds:  each user picks the model with the least loss (Eq. 6) and trains it; the update,
+                           clipped to S (Eq. 7), goes through the secure sum with its share of noise; the
+                           server rescales each cluster's aggregate (Eq. 8, 9 or another rule) and applies it
 
-Stage 1 is in `pina_flwr/stage1`, the rules in `pina_flwr/normality.py`, a user's side in `pina_flwr/client.py`.
+Stage 1 is in `pina_flwr/stage1`, the rules in `pina_flwr/normality.py`, a user's side in
+`pina_flwr/client.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class Pina(ClusteredTraining):
     """PINA."""
 
     def choose(self, round_: int) -> str:
-        """By loss; in the first rounds by the centroid nearest to the user's own noiseless ΔB, if self-assign is on.
+        """By loss; in the first `self-assign-rounds` by the centroid nearest to the user's noiseless ΔB.
 
         Both are local: the choice leaves a user only inside its protected vector.
         """

@@ -1,4 +1,4 @@
-"""From outcomes of rounds to what a run leaves: a line in the log, a row in metrics.jsonl, and the summary."""
+"""From outcomes of rounds to what a run leaves: a line of log, a row of metrics.jsonl, and the summary."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Recorder:
         log.info("%s on %s with %s: %d users, %.0f a round, %d rounds", c.strategy, c.dataset, c.backbone,
                  len(self.hosts), cohort, rounds)  # fmt: skip
         if c.private:
-            log.info("noise multiplier z = %.4g in stage 1, %.4g in stage 2", self.plan.stage1, self.plan.stage2)
+            log.info("noise multiplier z = %.4g, %.4g in stages 1, 2", self.plan.stage1, self.plan.stage2)
 
     def note(self, outcome: Outcome) -> None:
         """Record one round."""
@@ -45,9 +45,9 @@ class Recorder:
     def _row(self, o: Outcome) -> RoundRow:
         d = o.diagnosis
         measured = {} if d is None else {
-            "loss": d.loss,
-            "accuracy": d.accuracy,
-            "worst_cluster_accuracy": d.worst_cluster_accuracy,
+            "loss": _or_none(d.loss),
+            "accuracy": _or_none(d.accuracy),
+            "worst_cluster_accuracy": _or_none(d.worst_cluster_accuracy),
             "cluster_accuracy": [_or_none(a) for a in d.cluster_accuracy],
             "clustering_accuracy": _or_none(d.clustering_accuracy),
             "ari": _or_none(d.ari),
@@ -81,7 +81,7 @@ class Recorder:
         if row.dropped:
             parts.append(f"DROPPED: {row.dropped}")
         if row.left_out:
-            parts.append(f"{row.left_out} users left out (update not finite)")
+            parts.append(f"left out, update not finite: {row.left_out}")
         if row.loss is not None:
             parts.append(f"loss {row.loss:.3f}")
         if row.accuracy is not None:
@@ -95,13 +95,14 @@ class Recorder:
     def summary(self, seconds: float, clusters: int) -> Summary:
         """The run's summary, after its last round."""
         c, held = self.config, guarantee(self.config, self.plan)
-        last = next((row for row in reversed(self.rows) if row.accuracy is not None), None)
+        unmeasured = RoundRow(round=0, rounds=0, stage=0)
+        last = next((row for row in reversed(self.rows) if row.accuracy is not None), unmeasured)
         return Summary(
             strategy=c.strategy,
-            accuracy=last and last.accuracy,
-            worst_cluster_accuracy=last and last.worst_cluster_accuracy,
-            clustering_accuracy=last and last.clustering_accuracy,
-            ari=last and last.ari,
+            accuracy=last.accuracy,
+            worst_cluster_accuracy=last.worst_cluster_accuracy,
+            clustering_accuracy=last.clustering_accuracy,
+            ari=last.ari,
             rounds=len(self.rows),
             seconds=seconds,
             epsilon=Epsilons(

@@ -1,7 +1,8 @@
 """Local training, side by side: every user its own adapter, one pass over the shared frozen weights.
 
-The loss that is differentiated is the sum over users of each one's mean loss. Users share no trainable number, so
-its gradient holds every user's own gradient; the result is that of training one user after the other.
+The loss that is differentiated is the sum over users of each one's mean loss. Users share no trainable
+number, so its gradient holds every user's own gradient; the result is that of training one user after the
+other.
 """
 
 from __future__ import annotations
@@ -46,7 +47,12 @@ class LocalSGD:
     learning_rate: float
 
     def train(
-        self, backbone: Backbone, spec: AdapterSpec, start: Tensor, batch: Batch, orders: list[np.random.Generator]
+        self,
+        backbone: Backbone,
+        spec: AdapterSpec,
+        start: Tensor,
+        batch: Batch,
+        orders: list[np.random.Generator],
     ) -> Tensor:
         """Train each user's adapter from `start` [users, d] and return the trained vectors [users, d].
 

@@ -19,7 +19,7 @@ from pina_flwr.seeding import generator
 from pina_flwr.training.activations import Activations, open_activations
 from pina_flwr.training.local import Batch, LocalSGD, user_losses
 
-PASS_NUMBERS = 2**24  # hidden-state numbers of one pass over several users: 64 MiB in float32, about 5 times that in use
+PASS_NUMBERS = 2**24  # hidden-state numbers of one pass: 64 MiB in float32, about 5 times that in use
 PREFIX_IMAGES = 64  # images of one forward pass through the frozen prefix
 
 
@@ -32,7 +32,7 @@ class Workbench:
         self._deltas: dict[int, Tensor] = {}
 
     def stage1_deltas(self, ids: Sequence[int]) -> Tensor:
-        """ΔB of stage 1's rank-1 adapter for each user [users, h]; trained once, as it starts from what all share."""
+        """ΔB of each user's stage-1 adapter [users, h·r']; trained once, as all start alike."""
         missing = [user for user in ids if user not in self._deltas]
         c, spec = self.config, self.backbone.sketch
         sgd = LocalSGD(c.stage1_epochs, c.batch_size, c.stage1_learning_rate)
@@ -51,7 +51,7 @@ class Workbench:
         return torch.cat(parts) if parts else torch.zeros(0, len(models))
 
     def train(self, ids: Sequence[int], models: Tensor, choices: Tensor, round_: int) -> Tensor:
-        """Local training of stage 2: each user trains the model it chose; the updates [users, d], not yet clipped."""
+        """Local training of stage 2: each user trains the model it chose; unclipped updates [users, d]."""
         c, spec = self.config, self.backbone.spec
         sgd = LocalSGD(c.local_epochs, c.batch_size, c.learning_rate)
         updates, done = [], 0
@@ -63,9 +63,14 @@ class Workbench:
         return torch.cat(updates) if updates else torch.zeros(0, spec.size)
 
     @torch.no_grad()
-    def test_correct(self, models: Tensor, groups: Sequence[int], part: int, parts: int) -> tuple[Tensor, Tensor]:
-        """Right answers of every model on a share of the test images of some groups: int [groups, C], and how many
-        images there were: int [groups]."""
+    def test_correct(
+        self, models: Tensor, groups: Sequence[int], part: int, parts: int
+    ) -> tuple[Tensor, Tensor]:
+        """Right answers of every model on a share of the test images of some groups.
+
+        Returns:
+            How many were right, int [groups, C], and how many images there were, int [groups].
+        """
         correct = torch.zeros(len(groups), len(models), dtype=torch.int64)
         total = torch.zeros(len(groups), dtype=torch.int64)
         for i, group in enumerate(groups):
@@ -157,5 +162,3 @@ def open_workbench(config: RunConfig) -> Workbench:
     users = load_users(config)
     backbone = load_backbone(config, users.tables.num_classes, pick_device(config.device))
     return Workbench(config, users, backbone, open_activations(config))
-
-

@@ -1,0 +1,42 @@
+"""What all tests share: one thread for torch, Flower's identity of a task, and the log of Flower's logger."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.supercore.task_identity import TaskIdentity
+from support import tiny
+
+from pina_flwr.config import RunConfig
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's runtime sets these before it calls an app; messages read them."""
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., RunConfig]:
+    """Small configurations whose output goes to the test's own folder."""
+
+    def make(**options: Any) -> RunConfig:
+        return tiny(**({"output": str(tmp_path / "run")} | options))
+
+    return make
+
+
+@pytest.fixture
+def flwr_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """What Flower's logger logs."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level(logging.INFO, logger="flwr")
+    return caplog

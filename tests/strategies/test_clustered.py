@@ -1,0 +1,387 @@
+"""The round that all strategies share, over a network that behaves and one that does not."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from safetensors.torch import load_file
+from support import (
+    by_round,
+    failed,
+    json_of,
+    lost,
+    models_sent,
+    node_id,
+    rows_of,
+    run,
+    twice,
+    vector_of,
+    with_content,
+    with_vector,
+)
+
+from pina_flwr.client import SKETCHES
+from pina_flwr.config import RunConfig
+from pina_flwr.messages import EVALUATE, pack
+from pina_flwr.normality import Aggregates, rule
+from pina_flwr.secure_sum.interface import VECTOR
+from pina_flwr.strategies.clustered import sketches_in
+from pina_flwr.training.workbench import Workbench
+
+Make = Callable[..., RunConfig]
+
+
+def final_models(config: RunConfig) -> np.ndarray:
+    """What the run left as adapters [C, numbers]."""
+    folders = sorted((Path(config.output) / "adapters").iterdir())
+    saved = [load_file(folder / "adapter_model.safetensors") for folder in folders]
+    return np.stack([np.concatenate([t[n].numpy().ravel() for n in sorted(t)]) for t in saved])
+
+
+class TestSpread:
+    @pytest.mark.parametrize("stage1", ["dp-kmeans", "sketch"])
+    def test_does_not_matter(self, config: Make, tmp_path: Path, stage1: str) -> None:
+        models, scores = {}, {}
+        for nodes in (1, 2, 7):
+            c = config(epsilon=math.inf, stage1=stage1, t_in=3, output=str(tmp_path / str(nodes)))
+            run(c, nodes)
+            models[nodes] = final_models(c)
+            scores[nodes] = [(r.accuracy, r.clustering_accuracy, r.cluster_sizes, r.cohort) for r in rows_of(c)]
+        for nodes in (2, 7):
+            np.testing.assert_allclose(models[nodes], models[1], atol=2e-5)
+            assert scores[nodes] == scores[1]
+        assert np.ptp(models[1], axis=0).max() > 1e-3  # there is something to compare
+
+    def test_one_message_a_node_and_round(self, config: Make) -> None:
+        grid = run(config(epsilon=math.inf), 3)
+        for step, round_ in (("mean", 1), ("lloyd", 2), ("update", 1), ("update", 2)):
+            asked = [e.request.metadata.dst_node_id for e in grid.trained(step, round_)]
+            assert len(asked) == len(set(asked)) <= 3
+
+
+class TestNoise:
+    def test_one_seed_gives_one_result_without_noise_and_never_with_it(self, config: Make, tmp_path: Path) -> None:
+        def twice_with(epsilon: float) -> tuple[np.ndarray, np.ndarray]:
+            runs = [config(epsilon=epsilon, output=str(tmp_path / f"{epsilon}-{i}")) for i in range(2)]
+            for c in runs:
+                run(c)
+            return final_models(runs[0]), final_models(runs[1])
+
+        np.testing.assert_array_equal(*twice_with(math.inf))
+        first, second = twice_with(8.0)
+        assert (first != second).any(axis=1).all()
+
+    def test_rows_give_its_size(self, config: Make) -> None:
+        c = config(noise_multiplier=3.0, clip_norm=0.5, noise_cohort_size=1_000)
+        run(c)
+        assert [row.noise_std for row in rows_of(c)] == pytest.approx([3 / 1000] * 2 + [3 * 0.5 / 1000] * 2)
+
+
+class TestArithmetic:
+    @pytest.mark.parametrize("normality", ["count", "paper", "paper-no-zeroing", "energy", "none"])
+    def test_models_move_by_the_scaled_mean(self, config: Make, normality: str) -> None:
+        """W_i ← W_i + rate·w_i·Δ_i, with Δ the sum over the cohort through the EXPECTED cohort q·|K|."""
+        c = config(
+            normality=normality, epsilon=math.inf, stage1="random", server_lr=2.0, server_lr_no=3.0, t_no=1, t_tr=3
+        )
+        grid = run(c, 2)
+        rows = rows_of(c)
+        for t, rate in ((1, 3.0), (2, 2.0)):
+            before, after = models_sent(grid, t), models_sent(grid, t + 1)
+            total = np.sum([vector_of(e.reply).astype(float) for e in grid.trained("update", t)], axis=0)
+            mean = total / (0.7 * 14)
+            means, extra = mean[: before.size].reshape(before.shape), mean[before.size :]
+            shares = extra / 0.1 if normality == "count" else None
+            weights = rule(c, t)[0](Aggregates(means, 0.0, shares, 0.0))
+            assert rows[t - 1].weights == pytest.approx(weights.tolist())
+            np.testing.assert_allclose(after, before + rate * weights[:, None] * means, atol=1e-6)
+
+    def test_shares_are_those_of_the_cohort(self, config: Make) -> None:
+        """The noisy count of a cluster through q·|K|: without noise, its users over the expected cohort."""
+        c = config(strategy="oracle", epsilon=math.inf, sampling_rate=0.9)
+        grid = run(c)
+        users = [user for e in grid.trained("update", 1) for user in e.task.users]
+        sizes = np.bincount([user % 4 for user in users], minlength=4)
+        assert sizes.min() > 0
+        assert len(users) != 14
+        assert rows_of(c)[0].weights == pytest.approx((0.9 * 14 / sizes).tolist(), rel=1e-4)
+
+    def test_an_empty_cluster_under_eq_8_does_not_stop_the_others(self, config: Make) -> None:
+        """No sketch arrives, so all models start alike and every user picks the first of them."""
+
+        def no_sketch(request: Message, reply: Message) -> list[Message]:
+            return [] if SKETCHES in reply.content.array_records else [reply]
+
+        c = config(
+            normality="paper", epsilon=math.inf, stage1="sketch", sketch_centre="none", self_assign_rounds=0, t_no=2
+        )
+        grid = run(c, intercept=no_sketch)
+        rows = rows_of(c)
+        assert [row.dropped for row in rows] == ["no sketch arrived"] * 2 + [None] * 2
+        assert rows[2].weights == [1, 0, 0, 0]
+        moved = (models_sent(grid, 2) != models_sent(grid, 1)).any(axis=1)
+        assert moved.tolist() == [True, False, False, False]
+
+
+class TestCohort:
+    def test_is_a_poisson_sample(self, config: Make) -> None:
+        grid = run(config(strategy="fedavg", epsilon=math.inf, t_tr=40, diagnostics=False, sampling_rate=0.3))
+        cohorts = [tuple(e.task.users) for e in grid.trained()]
+        assert len(set(cohorts)) > 30
+        assert 0.2 < sum(map(len, cohorts)) / (40 * 14) < 0.4
+        assert all(e.task.cohort == len(e.task.users) for e in grid.trained())
+
+    def test_if_empty_the_round_is_dropped_and_the_run_goes_on(self, config: Make, flwr_log: pytest.LogCaptureFixture) -> None:
+        c = config(sampling_rate=1e-9, noise_multiplier=1.0)
+        grid = run(c, 2)
+        rows = rows_of(c)
+        assert [row.dropped for row in rows] == ["no user was sampled"] * 4
+        assert [row.cohort for row in rows] == [0] * 4
+        assert not grid.trained("update")
+        assert "cohort 0 · DROPPED: no user was sampled" in flwr_log.text
+        assert json_of(c, "summary.json")["dropped_rounds"] == 4
+
+    def test_if_empty_models_stay_as_they_are(self, config: Make) -> None:
+        c = config(strategy="fedavg", epsilon=math.inf, sampling_rate=0.02, t_tr=30)
+        grid = run(c)
+        empty = [row.round for row in rows_of(c) if row.dropped]
+        asked = [e.task.round for e in grid.trained()]
+        assert empty
+        assert sorted(empty + asked) == list(range(1, 31))
+        models = {row.round: row.accuracy for row in rows_of(c)}
+        assert all(models[t] == models[t - 1] for t in empty if t > 1)
+
+
+class TestUpdatesThatAreNotFinite:
+    def test_one_user(self, config: Make, flwr_log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+        real, bad = Workbench.train, 4
+
+        def train(bench: Workbench, ids: list[int], *rest: object) -> torch.Tensor:
+            updates = real(bench, ids, *rest)
+            updates[[i for i, user in enumerate(ids) if user == bad], 0] = math.nan
+            return updates
+
+        monkeypatch.setattr(Workbench, "train", train)
+        c = config(t_tr=6, noise_multiplier=1.0, sampling_rate=0.5)
+        grid = run(c, 2)
+        there = [any(bad in e.task.users for e in grid.trained("update", t)) for t in range(1, 7)]
+        assert set(there) == {True, False}
+        rows = rows_of(c)[2:]
+        assert [row.left_out for row in rows] == [int(was) for was in there]
+        assert not any(row.dropped for row in rows)
+        assert flwr_log.text.count("left out, update not finite: 1 ") == sum(there)
+        assert np.isfinite(final_models(c)).all()
+
+    def test_all_users(self, config: Make, flwr_log: pytest.LogCaptureFixture) -> None:
+        """Training that diverges: nothing is added, so without noise the models stay as they are."""
+        c = config(strategy="fedavg", epsilon=math.inf, learning_rate=1e30, local_epochs=3)
+        grid = run(c, 2)
+        rows = rows_of(c)
+        assert all(row.left_out == row.cohort > 1 for row in rows)
+        assert f"left out, update not finite: {rows[0].cohort} " in flwr_log.text
+        np.testing.assert_array_equal(models_sent(grid, 2), models_sent(grid, 1))
+
+    def test_all_users_with_noise(self, config: Make) -> None:
+        """The sum still carries the whole noise."""
+        c = config(
+            strategy="fedavg", noise_multiplier=5.0, noise_cohort_size=0, learning_rate=1e30, local_epochs=3
+        )
+        grid = run(c, 3)
+        total = np.sum([vector_of(e.reply).astype(float) for e in grid.trained("update", 1)], axis=0)
+        assert total.size > 1_000
+        assert total.std() == pytest.approx(5.0, rel=6 / math.sqrt(2 * total.size))
+        assert rows_of(c)[0].left_out == rows_of(c)[0].cohort
+
+    def test_in_stage_1(self, config: Make) -> None:
+        c = config(epsilon=math.inf, stage1_learning_rate=1e30, stage1_epochs=3)
+        grid = run(c)
+        asked = {user for e in grid.trained("mean") + grid.trained("lloyd") for user in e.task.users}
+        assert rows_of(c)[1].left_out == len(asked)
+        assert not vector_of(grid.trained("lloyd")[0].reply).any()
+        assert np.isfinite(final_models(c)).all()
+
+    def test_are_counted_since_the_last_evaluation(self, config: Make) -> None:
+        c = config(
+            strategy="fedavg", epsilon=math.inf, learning_rate=1e30, local_epochs=3, evaluate_every=3, t_tr=4
+        )
+        grid = run(c)
+        users = [{user for e in grid.trained("update", t) for user in e.task.users} for t in range(1, 5)]
+        left_out = [row.left_out for row in rows_of(c)]
+        assert left_out == [0, 0, len(users[0] | users[1] | users[2]), len(users[3])]
+
+
+BROKEN = "a node sent something else than {size} finite numbers"
+FAULTS = {
+    "lost": (lost, "1 of 2 nodes sent no answer in time"),
+    "failed": (failed, "a node failed: out of memory"),
+    "twice": (twice, "a node answered twice, or was not asked"),
+    "nan": (with_vector(lambda v: np.where(np.arange(v.size) == 5, np.nan, v).astype(np.float32)), BROKEN),
+    "too long": (with_vector(lambda v: np.append(v, v[:1])), BROKEN),
+    "float64": (with_vector(lambda v: v.astype(np.float64)), BROKEN),
+    "metrics beside it": (
+        with_content(lambda content: RecordDict(dict(content) | {"m": MetricRecord({"loss": 0.5})})),
+        BROKEN,
+    ),
+    "a config in its place": (with_content(lambda _: RecordDict({VECTOR: ConfigRecord({"a": 1})})), BROKEN),
+}
+
+
+class TestSecureSumFaults:
+    def test_drop_the_round_and_no_more(self, config: Make, flwr_log: pytest.LogCaptureFixture) -> None:
+        """One fault a round of stage 2, of one node in two; the last round is whole again."""
+        t_tr = len(FAULTS) + 1
+        faults = {3 + i: fault for i, (fault, _) in enumerate(FAULTS.values())}
+        c = config(t_tr=t_tr, num_users=20, noise_multiplier=1.0)
+        grid = run(c, 2, intercept=by_round(faults))
+        rows = rows_of(c)
+        size = vector_of(grid.trained("update", t_tr)[0].reply).size
+        reasons = [reason.format(size=size) for _, reason in FAULTS.values()]
+        assert [row.dropped for row in rows] == [None, None, *reasons, None]
+        for reason in reasons:
+            assert f"DROPPED: {reason}" in flwr_log.text
+        for t in range(2, t_tr + 1):
+            np.testing.assert_array_equal(models_sent(grid, t), models_sent(grid, 1))
+        assert not np.allclose(final_models(c)[0], 0)
+        epsilons = [row.epsilon for row in rows]
+        assert epsilons == sorted(set(epsilons))  # every round is charged, dropped or not
+        assert epsilons[-1] == pytest.approx(json_of(c, "summary.json")["epsilon"]["recipient"])
+        assert json_of(c, "summary.json")["dropped_rounds"] == len(FAULTS)
+        assert all(row.weights is None and row.noise_std is None for row in rows if row.dropped)
+        assert rows[-1].weights
+
+    @pytest.mark.parametrize("fault", ["lost", "nan"])
+    def test_in_stage_1(self, config: Make, fault: str) -> None:
+        """Neither the mean nor an iteration counts; the run goes on from what there is."""
+        c = config(t_in=3, noise_multiplier=1.0)
+        grid = run(c, 2, intercept=by_round({1: FAULTS[fault][0], 3: FAULTS[fault][0]}))
+        rows = rows_of(c)
+        assert [row.dropped is None for row in rows] == [False, True, False, True, True]
+        assert "mean" not in grid.trained("lloyd", 2)[0].task.arrays
+        first, last = models_sent(grid, 1), grid.trained("lloyd", 3)[0].task.arrays["centroids"]
+        assert np.isfinite(first).all()
+        assert np.linalg.norm(last, axis=2) == pytest.approx(1, abs=1e-5)
+
+    def test_every_round(self, config: Make) -> None:
+        c = config(epsilon=math.inf)
+        grid = run(c, 2, intercept=by_round(dict.fromkeys(range(1, 5), failed), nodes=[0, 1]))
+        assert all(row.dropped for row in rows_of(c))
+        np.testing.assert_array_equal(models_sent(grid, 2), models_sent(grid, 1))
+
+    def test_a_node_outside_the_cohort_is_not_missed(self, config: Make) -> None:
+        c = config(num_users=3, sampling_rate=0.4, t_tr=8, epsilon=math.inf)
+        grid = run(c, 3)
+        assert {len(grid.trained("update", t)) for t in range(1, 9)} >= {1, 2}
+        assert {row.dropped for row in rows_of(c)} <= {None, "no user was sampled"}
+
+
+class TestSketchFaults:
+    @pytest.mark.parametrize(
+        "fault",
+        [
+            lost,
+            failed,
+            with_content(lambda _: RecordDict()),
+            with_content(lambda _: RecordDict({SKETCHES: ConfigRecord({"rows": 1})})),
+            with_content(lambda _: RecordDict({SKETCHES: pack({"rows": np.full((2, 9), 0.5, np.float32)})})),
+        ],
+    )
+    def test_the_others_are_used(self, config: Make, fault: object) -> None:
+        c = config(stage1="sketch", t_in=3, num_users=20, noise_multiplier=1.0)
+        run(c, 2, intercept=by_round(dict.fromkeys(range(2, 4), fault)))
+        assert [row.dropped for row in rows_of(c)] == [None] * 5
+        assert np.isfinite(final_models(c)).all()
+
+    def test_only_finite_rows_of_the_right_size_count(self) -> None:
+        question = Message(RecordDict(), 7, "train")
+
+        def holds(record: ArrayRecord | ConfigRecord, name: str = SKETCHES) -> np.ndarray | None:
+            return sketches_in(Message(RecordDict({name: record}), reply_to=question), 3)
+
+        good = np.ones((2, 3), dtype=np.float32)
+        np.testing.assert_array_equal(holds(pack({"rows": good})), good)
+        assert holds(pack({"rows": good}), "other") is None
+        assert holds(pack({"other": good})) is None
+        assert holds(pack({"rows": good[0]})) is None
+        assert holds(pack({"rows": good[:, :2]})) is None
+        assert holds(pack({"rows": good.astype(np.float64)})) is None
+        assert holds(pack({"rows": good * np.float32(np.nan)})) is None
+
+
+class TestDiagnostics:
+    def test_off_nothing_is_asked_and_the_run_finishes(self, config: Make) -> None:
+        c = config(diagnostics=False)
+        grid = run(c, 2)
+        assert not [e for e in grid.exchanges if e.request.metadata.message_type == EVALUATE]
+        assert all(list(e.reply.content) == [VECTOR] for e in grid.trained("mean") + grid.trained())
+        summary = json_of(c, "summary.json")
+        assert [summary[key] for key in ("accuracy", "worst_cluster_accuracy", "clustering_accuracy", "ari")] == [None] * 4
+        assert all(row.accuracy is row.loss is row.cluster_sizes is None for row in rows_of(c))
+        assert (Path(c.output) / "metrics.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_a_node_that_does_not_answer_them_stops_nothing(self, config: Make) -> None:
+        def silent(request: Message, reply: Message) -> list[Message]:
+            about = request.metadata
+            return [] if about.message_type == EVALUATE and about.dst_node_id == node_id(0) else [reply]
+
+        c = config()
+        run(c, 2, intercept=silent)
+        assert [sum(row.cluster_sizes or []) for row in rows_of(c)] == [0, 7, 7, 7]
+        assert rows_of(c)[-1].accuracy is not None
+
+    def test_if_no_node_answers_nothing_is_known(self, config: Make) -> None:
+        def silent(request: Message, reply: Message) -> list[Message]:
+            return [] if request.metadata.message_type == EVALUATE else [reply]
+
+        c = config()
+        run(c, 2, intercept=silent)
+        assert json_of(c, "summary.json")["accuracy"] is None
+
+    @pytest.mark.parametrize(("every", "measured"), [(1, [2, 3, 4, 5, 6, 7]), (3, [2, 5, 7]), (99, [2, 7])])
+    def test_as_often_as_asked_and_after_each_stage(self, config: Make, every: int, measured: list[int]) -> None:
+        c = config(evaluate_every=every, t_tr=5, epsilon=math.inf)
+        run(c)
+        assert [row.round for row in rows_of(c) if row.accuracy is not None] == measured
+
+    def test_they_change_no_model(self, config: Make, tmp_path: Path) -> None:
+        pair = [
+            config(epsilon=math.inf, diagnostics=on, output=str(tmp_path / str(on))) for on in (True, False)
+        ]
+        for c in pair:
+            run(c)
+        np.testing.assert_array_equal(final_models(pair[0]), final_models(pair[1]))
+
+
+class TestSelfAssignment:
+    def test_by_centroid_first_then_by_loss(self, config: Make) -> None:
+        grid = run(config(self_assign_rounds=1, epsilon=math.inf))
+        first, second = (grid.trained("update", t)[0].task for t in (1, 2))
+        assert first.choose == "nearest"
+        assert set(first.arrays) == {"models", "centroids", "mean"}
+        assert second.choose == "loss"
+        assert set(second.arrays) == {"models"}
+
+    @pytest.mark.parametrize("options", [{"stage1": "random"}, {"strategy": "pina-ri"}, {"self_assign_rounds": 0}])
+    def test_needs_centroids(self, config: Make, options: dict[str, object]) -> None:
+        grid = run(config(epsilon=math.inf, **options))
+        assert {e.task.choose for e in grid.trained()} == {"loss"}
+
+    def test_centroid_i_becomes_model_i(self, config: Make) -> None:
+        """The B of cluster model i is the centred centroid i at the norm asked for."""
+        grid = run(config(epsilon=math.inf, centroid_norm=0.2))
+        task = grid.trained("update", 1)[0].task
+        models, centroids = task.arrays["models"], task.arrays["centroids"]
+        moved = models - models.mean(axis=0)
+        b = centroids - centroids.mean(axis=0)
+        b = 0.2 * b / np.linalg.norm(b, axis=1, keepdims=True)
+        expected = b - b.mean(axis=0)
+        np.testing.assert_allclose(np.linalg.norm(moved, axis=1), np.linalg.norm(expected, axis=1), rtol=1e-4)
+        np.testing.assert_allclose(moved @ moved.T, expected @ expected.T, atol=1e-6)
+
+
+def test_the_grid_is_looked_at_only_for_discovery(config: Make) -> None:
+    """A run asks Flower for its nodes at the start; who is asked later follows from that."""
+    assert run(config(epsilon=math.inf, t_tr=4), 2).looks == 2

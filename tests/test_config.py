@@ -1,0 +1,205 @@
+import dataclasses
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pina_flwr.config import ConfigError, RunConfig, key_of, parse, to_dict
+
+FIELDS = dataclasses.fields(RunConfig)
+FLOATS = [key_of(f.name) for f in FIELDS if isinstance(f.default, float)]
+NATURAL = {"user-column": "writer_id", "rotations": 1}
+
+
+def mistake(**options: Any) -> str:
+    """The message with which these options are refused; always one line."""
+    with pytest.raises(ConfigError) as raised:
+        parse({name.replace("_", "-"): value for name, value in options.items()})
+    message = str(raised.value)
+    assert len(message.splitlines()) == 1
+    return message
+
+
+def out_of_bounds() -> list[Any]:
+    """For every bound of every option the nearest value beyond it."""
+    cases = []
+    for f in FIELDS:
+        kind, bounds = type(f.default), f.metadata
+        step = (lambda x, to: x + to) if kind is int else (lambda x, to: math.nextafter(x, x + to))
+        if bounds["low"] is not None:
+            cases.append((f.name, step(kind(bounds["low"]), -1), f"must be at least {bounds['low']:g}"))
+        if bounds["above"] is not None:
+            cases.append((f.name, kind(bounds["above"]), f"must be above {bounds['above']:g}"))
+        if bounds["high"] is not None:
+            cases.append((f.name, step(kind(bounds["high"]), 1), f"must be at most {bounds['high']:g}"))
+        if bounds["choices"]:
+            cases.append((f.name, "nonsense", f"must be one of {', '.join(bounds['choices'])}"))
+    return cases
+
+
+def wrong_types() -> list[Any]:
+    wrong = {
+        int: (True, 1.0, "1", None),
+        float: (True, "1.0", None),
+        bool: (1, 0.0, "true", None),
+        str: (1, True, 1.0, None),
+    }
+    return [(f.name, value) for f in FIELDS for value in wrong[type(f.default)]]
+
+
+def test_the_apps_defaults_are_these() -> None:
+    pyproject = Path(__file__).parents[1] / "pyproject.toml"
+    shown = tomllib.loads(pyproject.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
+    defaults = to_dict(RunConfig())
+    assert {key: (type(value), value) for key, value in shown.items()} == {
+        key: (type(value), value) for key, value in defaults.items()
+    }
+
+
+def test_the_defaults_are_valid() -> None:
+    assert parse({}) == RunConfig()
+    assert parse(to_dict(RunConfig())) == RunConfig()
+
+
+def test_round_trip() -> None:
+    config = parse({"strategy": "fedavg", "epsilon": math.inf, "seed": 7, "diagnostics": False, "dataset": "x"})
+    assert parse(to_dict(config)) == config
+
+
+def test_every_option_is_documented() -> None:
+    for f in FIELDS:
+        assert len(f.metadata["doc"]) > 5, f.name
+
+
+def test_a_whole_number_is_a_number() -> None:
+    config = parse({"epsilon": 2, "learning-rate": 1})
+    assert config.epsilon == 2.0
+    assert all(isinstance(value, float) for value in (config.epsilon, config.learning_rate))
+
+
+@pytest.mark.parametrize(("name", "value", "right"), out_of_bounds())
+def test_bounds(name: str, value: Any, right: str) -> None:
+    assert mistake(**{name: value}) == f"{key_of(name)} = {value!r}: {right}"
+
+
+@pytest.mark.parametrize(("name", "value"), wrong_types())
+def test_types(name: str, value: Any) -> None:
+    right = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+    kind = type(getattr(RunConfig(), name))
+    assert mistake(**{name: value}) == f"{key_of(name)} = {value!r}: must be {right[kind]}"
+
+
+@pytest.mark.parametrize("key", FLOATS)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_only_epsilon_may_be_infinite(key: str, value: float) -> None:
+    if key == "epsilon" and value == math.inf:
+        assert not parse({key: value}).private
+        return
+    message = mistake(**{key: value})
+    assert message.startswith(f"{key} = {value!r}: must be ")
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("lerning-rate", "unknown option 'lerning-rate'; did you mean 'learning-rate'?"),
+        ("num_users", "unknown option 'num_users'; did you mean 'num-users'?"),
+        ("zzzzzz", "unknown option 'zzzzzz'"),
+    ],
+)
+def test_unknown_options(key: str, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse({key: 1})
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rotations": 3}, "rotations = 3: must be 1, 2 or 4"),
+        ({"rotations": 0}, "rotations = 0: must be 1, 2 or 4"),
+        ({"lora_targets": "q,x"}, "lora-targets = 'q,x': must be some of q, k, v, o, comma separated, each once"),
+        ({"lora_targets": "v,v"}, "lora-targets = 'v,v': must be some of q, k, v, o, comma separated, each once"),
+        ({"lora_targets": ""}, "lora-targets = '': must be some of q, k, v, o, comma separated, each once"),
+        (
+            {"lora_targets": "q, k"},
+            "lora-targets = 'q, k': must include v, the projection that stage 1 writes to",
+        ),
+        ({"delta": 1.0}, "delta = 1.0: must be under 1"),
+        ({"stage1_budget": 1.0}, "stage1-budget = 1.0: must be under 1"),
+        ({"count_share": 1.0}, "count-share = 1.0: must be under 1"),
+        ({"t_no": 21}, "t-no = 21: must be at most t-tr = 20"),
+        ({"sketch_size": 3}, "sketch-size = 3: must be even (half largest, half smallest)"),
+        (
+            {"strategy": "ifca", "epsilon": 8.0},
+            "epsilon = 8.0, noise-multiplier = 0.0: strategy 'ifca' runs without privacy; set inf and 0",
+        ),
+        (
+            {"strategy": "ifca", "epsilon": math.inf, "noise_multiplier": 1.0},
+            "epsilon = inf, noise-multiplier = 1.0: strategy 'ifca' runs without privacy; set inf and 0",
+        ),
+        (
+            {"t_in": 1},
+            "t-in = 1: stage1 = 'dp-kmeans' with sketch-centre = 'private' needs at least 2",
+        ),
+        (
+            {"t_in": 0, "stage1": "sketch", "sketch_centre": "none"},
+            "t-in = 0: stage1 = 'sketch' with sketch-centre = 'none' needs at least 1",
+        ),
+        ({"num_users": 0}, "num-users = 0: must be at least 1"),
+        ({"images_per_user": 0}, "images-per-user = 0: must be at least 1"),
+        (
+            {"user_column": "writer_id"},
+            "rotations = 4: with user-column the groups are natural; set rotations = 1",
+        ),
+        (
+            {"strategy": "oracle", "clusters": 1} | {"user_column": "writer_id", "rotations": 1},
+            "strategy = 'oracle': needs true groups, which a split by user-column does not have",
+        ),
+        ({"strategy": "oracle", "rotations": 2}, "clusters = 4: the oracle needs as many as rotations = 2"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, Any], message: str) -> None:
+    assert mistake(**options) == message
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sampling-rate": 1.0},
+        {"sampling-rate": 1e-9},
+        {"normality-threshold": 1.0},
+        {"t-no": 20},
+        {"count-share": 0.999},
+        {"lora-targets": "v"},
+        {"lora-targets": "q, k, v, o"},
+        {"lora-targets": "q", "stage1": "random"},
+        {"lora-targets": "q", "strategy": "fedavg"},
+        {"strategy": "ifca", "epsilon": math.inf},
+        {"t-in": 2},
+        {"t-in": 1, "sketch-centre": "none"},
+        {"t-in": 0, "stage1": "random"},
+        {"t-in": 0, "strategy": "pina-ri"},
+        {"num-users": 0, "images-per-user": 0} | NATURAL,
+        {"strategy": "oracle", "rotations": 2, "clusters": 2},
+        {"noise-cohort-size": 0},
+        {"seed": 2**63},
+    ],
+)
+def test_values_at_the_edge(options: dict[str, Any]) -> None:
+    assert to_dict(parse(options)).items() >= options.items()
+
+
+@pytest.mark.parametrize(
+    ("options", "private"),
+    [({}, True), ({"epsilon": math.inf}, False), ({"epsilon": math.inf, "noise-multiplier": 0.5}, True)],
+)
+def test_private_is_what_adds_noise(options: dict[str, Any], private: bool) -> None:
+    assert parse(options).private is private
+
+
+def test_slots() -> None:
+    assert parse({"clusters": 3}).slots == 3
+    assert parse({"clusters": 3, "strategy": "fedavg"}).slots == 1

@@ -1,0 +1,248 @@
+"""The steps on users' data: cached or not, in one pass or many, together or alone: the same numbers."""
+
+import pytest
+import torch
+from ragged_users import configure
+from torch.nn.functional import cross_entropy
+
+from pina_flwr.config import ConfigError
+from pina_flwr.models.backbone import Backbone
+from pina_flwr.training import workbench
+from pina_flwr.training.workbench import open_workbench, pick_device
+
+ALL = list(range(6))
+
+
+def cluster_models(work, count=3):
+    noise = torch.randn((count, work.backbone.spec.size), generator=torch.Generator().manual_seed(4))
+    return work.backbone.spec.start() + 0.2 * noise
+
+
+def everything(work):
+    """All that a run asks of a workbench."""
+    models = cluster_models(work)
+    choices = torch.tensor([0, 1, 2, 0, 1, 2])
+    return {
+        "deltas": work.stage1_deltas(ALL),
+        "losses": work.losses(ALL, models),
+        "updates": work.train(ALL, models, choices, round_=3),
+        "correct": torch.cat([x.flatten() for x in work.test_correct(models, [0, 1, 2, 3], 1, 2)]),
+    }
+
+
+def assert_same(a, b):
+    for name in a:
+        torch.testing.assert_close(
+            a[name], b[name], rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+class Forbidden(Exception):
+    pass
+
+
+def forbid_prefix(monkeypatch):
+    def prefix(*_):
+        raise Forbidden
+
+    monkeypatch.setattr(Backbone, "prefix", prefix)
+
+
+class TestCache:
+    @pytest.mark.parametrize("augment", [1, 2])
+    def test_cached_equals_uncached(self, bench, tmp_path, monkeypatch, augment):
+        uncached = everything(bench(cache_gib=0.0, augment=augment))
+        in_memory = everything(bench(cache_gib=1.0, augment=augment))
+        options = {"cache_gib": 0.0, "augment": augment, "cache_dir": str(tmp_path)}
+        writing = everything(bench(**options))
+        second_run = bench(**options)
+        forbid_prefix(monkeypatch)
+        reading = everything(second_run)
+        for other in (in_memory, writing, reading):
+            assert all(torch.equal(uncached[name], other[name]) for name in uncached)
+
+    def test_prefix_runs_once_an_image(self, bench, monkeypatch):
+        work = bench()
+        everything(work)
+        forbid_prefix(monkeypatch)
+        everything(work)
+        with pytest.raises(Forbidden):
+            bench(cache_gib=0.0).losses([0], cluster_models(work))
+
+    @pytest.mark.parametrize("options", [{"seed": 2}, {"lora_layers": 2}, {"augment": 2}, {"rotations": 2}])
+    def test_a_run_with_other_activations_takes_none_of_them(self, bench, tmp_path, options):
+        everything(bench(cache_dir=str(tmp_path)))
+        mixed = everything(bench(cache_dir=str(tmp_path), clusters=2, **options))
+        assert_same(mixed, everything(bench(clusters=2, **options)))
+        assert len(list(tmp_path.iterdir())) == 2
+
+    def test_damaged_folder(self, bench, tmp_path):
+        expected = everything(bench(cache_dir=str(tmp_path)))
+        files = sorted(tmp_path.rglob("*.safetensors"))
+        assert len(files) == 6 + 4
+        for i, file in enumerate(files):
+            content = bytearray(file.read_bytes())
+            content[-1 - i] ^= 255
+            file.write_bytes(content[: len(content) - i % 2])
+        assert_same(expected, everything(bench(cache_dir=str(tmp_path))))
+
+
+class TestPasses:
+    @pytest.mark.parametrize("numbers", [1, 17 * 64 * 8, 17 * 64 * 20])
+    @pytest.mark.parametrize("batch_size", [0, 3])
+    def test_many_passes_equal_one(self, bench, monkeypatch, numbers, batch_size):
+        one = everything(bench(batch_size=batch_size))
+        monkeypatch.setattr(workbench, "PASS_NUMBERS", numbers)
+        monkeypatch.setattr(workbench, "PREFIX_IMAGES", 3)
+        assert_same(everything(bench(batch_size=batch_size)), one)
+
+    def test_a_pass_is_bounded_with_its_padding(self, bench, monkeypatch):
+        """Users of 5, 3, 8, 1, 6, 3 images in passes of at most 16 padded images."""
+        monkeypatch.setattr(workbench, "PASS_NUMBERS", 16 * 17 * 64)
+        passes = [(ids, tuple(batch.weights.shape)) for ids, batch in bench()._passes(ALL)]
+        assert passes == [([0, 1], (2, 5)), ([2, 3], (2, 8)), ([4, 5], (2, 6))]
+
+    def test_a_user_larger_than_a_pass_goes_alone(self, bench, monkeypatch):
+        monkeypatch.setattr(workbench, "PASS_NUMBERS", 1)
+        assert [ids for ids, _ in bench()._passes([4, 2, 0])] == [[4], [2], [0]]
+
+
+class TestSteps:
+    def test_users_alone_or_in_company(self, bench):
+        work = bench(batch_size=2)
+        models, choices = cluster_models(work), torch.tensor([0, 1, 2, 0, 1, 2])
+        updates, losses, deltas = (
+            work.train(ALL, models, choices, 3),
+            work.losses(ALL, models),
+            work.stage1_deltas(ALL),
+        )
+        other = bench(batch_size=2)
+        for user in (5, 2, 3):
+            alone = other.train([user], models, choices[user : user + 1], 3)
+            torch.testing.assert_close(alone[0], updates[user], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(other.losses([user], models)[0], losses[user], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(other.stage1_deltas([user])[0], deltas[user], rtol=1e-4, atol=1e-5)
+
+    def test_update_moves_the_chosen_model(self, bench):
+        work = bench()
+        models = cluster_models(work)
+        for choice in range(3):
+            (update,) = work.train([2], models, torch.tensor([choice]), 1)
+            moved = models.clone()
+            moved[choice] += update
+            before, after = work.losses([2], models)[0], work.losses([2], moved)[0]
+            assert after[choice] < before[choice]
+            assert update.norm() > 0
+
+    def test_losses_are_those_of_the_users_images(self, bench):
+        work = bench()
+        models = cluster_models(work)
+        spec, backbone = work.backbone.spec, work.backbone
+        for user in (0, 3):
+            hidden = backbone.prefix(backbone.pixels(work.users.images(user))).bfloat16().float()
+            for c in range(3):
+                scores = backbone.logits(
+                    backbone.prepare(hidden[None]), spec.unflatten(models[c : c + 1]), spec.lora_scale
+                )
+                expected = cross_entropy(scores[0], work.users.labels(user))
+                torch.testing.assert_close(work.losses([user], models)[0, c], expected, rtol=1e-4, atol=1e-5)
+
+    def test_rounds_shuffle_anew(self, bench):
+        work = bench(batch_size=2)
+        models, choice = cluster_models(work), torch.tensor([0])
+        a, b, c = (work.train([2], models, choice, round_)[0] for round_ in (1, 1, 2))
+        assert torch.equal(a, b)
+        assert not torch.allclose(a, c)
+
+    def test_stage_1_trains_once_and_in_any_order(self, bench, monkeypatch):
+        work = bench()
+        first = work.stage1_deltas([4, 1])
+        assert first.shape == (2, work.backbone.sketch.size)
+        assert (first.norm(dim=1) > 0).all()
+        rest = work.stage1_deltas([1, 0, 4])
+        assert torch.equal(rest[[2, 0]], first)
+        forbid_prefix(monkeypatch)
+        assert torch.equal(work.stage1_deltas([0])[0], rest[1])
+
+    def test_stage_1_targets(self, bench):
+        """A uniform target uses no label: users with the same images have the same ΔB."""
+        for target, same in [("uniform", True), ("labels", False)]:
+            work = bench(sketch_target=target)
+            work.users.rows[1] = work.users.rows[0][:3]
+            honest = work.stage1_deltas([1])
+            work._deltas.clear()
+            labels = work.users.tables.train.labels
+            labels[work.users.rows[1]] = (labels[work.users.rows[1]] + 5) % 10
+            assert torch.allclose(honest, work.stage1_deltas([1])) is same
+
+    def test_right_answers(self, bench):
+        work = bench()
+        models = cluster_models(work)
+        spec, backbone = work.backbone.spec, work.backbone
+        correct, total = work.test_correct(models, [3, 0], 0, 1)
+        assert total.tolist() == [20, 20]
+        for row, group in enumerate([3, 0]):
+            hidden = backbone.prefix(backbone.pixels(work.users.test_images(group))).bfloat16().float()
+            for c in range(3):
+                scores = backbone.logits(
+                    backbone.prepare(hidden[None]), spec.unflatten(models[c : c + 1]), spec.lora_scale
+                )
+                right = (scores[0].argmax(-1) == work.users.test_labels(group)).sum()
+                assert correct[row, c] == right
+
+    def test_parts_of_the_test_images_add_up(self, bench, monkeypatch):
+        work = bench()
+        models = cluster_models(work)
+        whole = work.test_correct(models, [0, 1], 0, 1)
+        monkeypatch.setattr(workbench, "PASS_NUMBERS", 3 * 17 * 64)
+        for parts in (3, 25):  # more parts than images: some are empty
+            shares = [work.test_correct(models, [0, 1], part, parts) for part in range(parts)]
+            for i in range(2):
+                assert torch.equal(sum(share[i] for share in shares), whole[i])
+
+    def test_nobody(self, bench):
+        work = bench()
+        models = cluster_models(work)
+        d = work.backbone.spec.size
+        assert work.stage1_deltas([]).shape == (0, work.backbone.sketch.size)
+        assert work.losses([], models).shape == (0, 3)
+        assert work.train([], models, torch.zeros(0, dtype=torch.int64), 1).shape == (0, d)
+        assert [tuple(x.shape) for x in work.test_correct(models, [], 0, 1)] == [(0, 3), (0,)]
+
+    def test_frozen_parts_are_in_no_update(self, bench):
+        work = bench(lora_train_a=False, train_head=False)
+        models = work.backbone.spec.start()[None]
+        (update,) = work.train([0], models, torch.tensor([0]), 1)
+        assert update.shape == (2 * 64 * 4,)
+
+
+class TestOpening:
+    def test_device(self):
+        assert pick_device("cpu") == torch.device("cpu")
+        assert pick_device("auto").type in ("cpu", "cuda")
+
+    @pytest.mark.parametrize("name", ["cuda:77", "gpu", "", "cpu:x"])
+    def test_device_that_is_not_there(self, name):
+        with pytest.raises(
+            ConfigError, match=rf"^device = '{name}': not available here \(.*\); use auto or cpu$"
+        ) as error:
+            pick_device(name)
+        assert "\n" not in str(error.value)
+
+    def test_kept_between_messages(self):
+        config = configure()
+        assert open_workbench(config) is open_workbench(configure())
+        assert open_workbench(configure(seed=2)) is not open_workbench(config)
+
+    @pytest.mark.parametrize(
+        ("options", "start"),
+        [
+            ({"dataset": "/no/such/folder"}, "dataset = "),
+            ({"backbone": "/no/such/folder"}, "backbone = "),
+            ({"device": "cuda:77"}, "device = "),
+            ({"num_users": 10**6}, "num-users = "),
+        ],
+    )
+    def test_mistakes_come_out_in_one_line(self, options, start):
+        with pytest.raises(ConfigError, match=f"^{start}"):
+            open_workbench(configure(**options))
