@@ -23,7 +23,7 @@ from pina_flwr.secure_sum.interface import VECTOR
 from pina_flwr.stage1.directions import centred, unit
 from pina_flwr.stage1.dp_kmeans import contributions, nearest
 from pina_flwr.stage1.sketch import local_sketches, sketch_clip_norm
-from pina_flwr.training.workbench import Workbench, open_workbench
+from pina_flwr.training.workbench import Workbench, least, open_workbench
 
 SKETCHES = "sketches"
 DIAGNOSTICS = "diagnostics"
@@ -109,8 +109,7 @@ def lloyd(node: Node, task: Task, state: RecordDict) -> RecordDict:
     """Stage 1: one iteration of DP k-means."""
     _remember(node, task, state, node.workbench.stage1_deltas(task.users))
     centroids = torch.from_numpy(task.arrays["centroids"])
-    vectors, _ = clip(contributions(_directions(node, task), centroids), 1.0)
-    return _protected(node.stage1_sum(), vectors, task)
+    return _protected(node.stage1_sum(), contributions(_directions(node, task), centroids), task)
 
 
 def sketch(node: Node, task: Task, state: RecordDict) -> RecordDict:
@@ -126,8 +125,8 @@ def sketch(node: Node, task: Task, state: RecordDict) -> RecordDict:
 def update(node: Node, task: Task, state: RecordDict) -> RecordDict:
     """Stage 2: pick a cluster, train its model, clip, add the noise share; all cluster slots side by side."""
     models = torch.from_numpy(task.arrays["models"])
-    choices = choose(node, task, models)
-    updates = node.workbench.train(task.users, models, choices, task.round)
+    given = None if task.choose == "loss" and len(models) > 1 else choose(node, task, models)
+    updates, choices = node.workbench.train(task.users, models, given, task.round)
     _remember(node, task, state, updates)
     return _protected(node.stage2_sum(), bound_update(node.config, updates, choices, len(models)), task)
 
@@ -143,7 +142,7 @@ def choose(node: Node, task: Task, models: Tensor) -> Tensor:
         assert groups is not None  # the oracle is refused without groups
         return torch.from_numpy(groups[list(task.users)]).long()
     if task.choose == "loss":
-        return _by_loss(node.workbench.losses(task.users, models))
+        return least(node.workbench.losses(task.users, models))
     raise ValueError(f"unknown way to choose a cluster {task.choose!r}")
 
 
@@ -187,7 +186,7 @@ def evaluate(node: Node, task: Task, state: RecordDict) -> RecordDict:
     answer = {
         "users": np.array(task.users, dtype=np.int64),
         "test_group": np.array([bench.users.test_group_of(user) for user in task.users], dtype=np.int64),
-        "choices": _by_loss(losses).numpy() if task.choose == "loss" else choose(node, task, models).numpy(),
+        "choices": least(losses).numpy() if task.choose == "loss" else choose(node, task, models).numpy(),
         "losses": losses.numpy(),
         "groups": np.array(groups, dtype=np.int64),
         "correct": correct.numpy(),
@@ -228,11 +227,6 @@ def _protected(mechanism: GaussianSum, vectors: Tensor, task: Task) -> RecordDic
     """The users' bounded vectors [users, D], added and noised: all that leaves a node in a secure sum."""
     total = vectors.sum(dim=0).numpy() + mechanism.share(len(task.users), task.cohort, vectors.shape[1])
     return RecordDict({VECTOR: ArrayRecord([total.astype(np.float32)])})
-
-
-def _by_loss(losses: Tensor) -> Tensor:
-    """Eq. 6's argmin; a loss that is not finite is never the smallest."""
-    return torch.nan_to_num(losses, nan=float("inf")).argmin(dim=1)
 
 
 def _centred(node: Node, task: Task) -> Tensor:

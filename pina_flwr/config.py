@@ -75,7 +75,7 @@ class RunConfig:
     feature_scale: float = option(1.0, "factor on the features before the head (DINOv2: 0.25)", above=0)
 
     stage1: str = option("dp-kmeans", "how cluster models are initialised", choices=STAGE1)
-    t_in: int = option(8, "T_in, rounds of stage 1 (a private mean is one of them)", low=0)
+    t_in: int = option(10, "T_in, rounds of stage 1 (a private mean is one of them)", low=0)
     stage1_rank: int = option(4, "LoRA rank in stage 1, at most lora-rank (paper: 1)", low=1)
     stage1_epochs: int = option(10, "E in stage 1", low=1)
     stage1_learning_rate: float = option(0.1, "η in stage 1", above=0)
@@ -96,8 +96,10 @@ class RunConfig:
         choices=("clip", "normalise"),
     )
     sketch_size: int = option(4, "n, non-zero values of a sketch (half largest, half smallest)", low=2)
-    kmeans_restarts: int = option(4, "restarts of DP k-means, side by side in one release", low=1)
-    kmeans_memory: float = option(0.5, "weight of earlier iterations in a centroid: each sees a new cohort", low=0)
+    kmeans_restarts: int = option(16, "restarts of DP k-means, side by side in one release", low=1)
+    kmeans_memory: float = option(
+        0.5, "weight of earlier iterations in a centroid: each sees a new cohort", low=0
+    )
     centroid_norm: float = option(0.2, "l2 norm given to the centred centroids (0: left as they are)", low=0)
     random_init_norm: float = option(0.1, "l2 norm of random initial B (random start, restarts)", above=0)
 
@@ -128,6 +130,7 @@ class RunConfig:
 
     diagnostics: bool = option(True, "simulation only: evaluate on users' data and log what really happened")
     evaluate_every: int = option(1, "evaluate after every so many rounds (and after the last)", low=1)
+    precision: str = option("float32", "arithmetic of the trainable blocks", choices=("float32", "bfloat16"))
     device: str = option("auto", "'auto', 'cpu', 'cuda', 'cuda:1', …")
     cache_gib: float = option(2.0, "memory for frozen activations per process, GiB", low=0)
     cache_dir: str = option("", "folder that keeps frozen activations between runs (empty: memory only)")
@@ -208,8 +211,10 @@ def _check_together(c: RunConfig) -> None:
             "v" in targets or c.stage1 == "random" or c.strategy != "pina",
             f"lora-targets = {c.lora_targets!r}: must include v, the projection that stage 1 writes to",
         ),
-        (c.stage1_rank <= c.lora_rank,
-         f"stage1-rank = {c.stage1_rank}: must be at most lora-rank = {c.lora_rank}"),
+        (
+            c.stage1_rank <= c.lora_rank,
+            f"stage1-rank = {c.stage1_rank}: must be at most lora-rank = {c.lora_rank}",
+        ),
         (c.delta < 1, f"delta = {c.delta}: must be under 1"),
         (c.stage1_budget < 1, f"stage1-budget = {c.stage1_budget}: must be under 1"),
         (c.kmeans_memory < 1, f"kmeans-memory = {c.kmeans_memory}: must be under 1"),

@@ -87,12 +87,15 @@ def by_energy(aggregates: Aggregates) -> np.ndarray:
 def by_count(aggregates: Aggregates) -> np.ndarray:
     """Divide by the share of the cohort that chose the cluster, from the private count beside the update.
 
-    A share is never taken to be under a quarter of an even one, nor under its own noise: that bounds by how
-    much the noise of a (nearly) empty cluster is amplified.
+    With noise, a share is never taken to be under a quarter of an even one, nor under its own noise: that
+    bounds by how much the noise of a (nearly) empty cluster is amplified. Without, each cluster gets its exact
+    mean, and one that nobody chose gets 0.
     """
-    assert aggregates.shares is not None  # `rule` pairs this rule with a count channel
-    least = max(0.25 / len(aggregates.shares), COUNT_DEVIATIONS * aggregates.shares_std)
-    return 1 / np.maximum(aggregates.shares, least)
+    shares = aggregates.shares
+    assert shares is not None  # `rule` pairs this rule with a count channel
+    if aggregates.shares_std == 0:
+        return np.divide(1, shares, out=np.zeros_like(shares), where=shares > 0)
+    return 1 / np.maximum(shares, max(0.25 / len(shares), COUNT_DEVIATIONS * aggregates.shares_std))
 
 
 def unscaled(aggregates: Aggregates) -> np.ndarray:

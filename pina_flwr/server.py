@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from rich.console import Console
@@ -88,7 +89,7 @@ def open_folder(config: RunConfig) -> Path:
         if (folder / "summary.json").is_file():
             (folder / "summary.json").unlink()
             shutil.rmtree(folder / "adapters", ignore_errors=True)
-        write_json(folder / "config.json", to_dict(config))
+        (folder / "config.toml").write_text(tomli_w.dumps(to_dict(config)), encoding="utf-8")
     except OSError as problem:
         raise ConfigError(f"output = {config.output!r}: can't be written ({problem.strerror})") from None
     return folder

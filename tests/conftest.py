@@ -36,7 +36,9 @@ def config(tmp_path: Path) -> Callable[..., RunConfig]:
 
 @pytest.fixture
 def flwr_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    """What Flower's logger logs."""
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    """What Flower's logger logs, handed on to the root logger or not."""
+    logger = logging.getLogger("flwr")
+    monkeypatch.setattr(logger, "propagate", False)
+    monkeypatch.setattr(logger, "handlers", [*logger.handlers, caplog.handler])
     caplog.set_level(logging.INFO, logger="flwr")
     return caplog

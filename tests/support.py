@@ -63,8 +63,8 @@ class Exchange:
 class LocalGrid(Grid):
     """Nodes that run the ClientApp in this process.
 
-    nodes: how many. intercept: the network's doing. node_configs: node-config by partition where it is not the
-    usual one. appears: by partition, at which look a node is there (from 1). exchanges: all messages so far.
+    nodes: how many. intercept: the network's doing. node_configs: node-config by partition where it is not
+    the usual one. appears: by partition, at which look a node is there (from 1). exchanges: all so far.
     """
 
     config: RunConfig
@@ -159,7 +159,7 @@ def vector_of(message: Message) -> np.ndarray:
     return array.numpy()
 
 
-# What a network, or a node, can do to a reply ------------------------------------------------------------------
+# What a network, or a node, can do to a reply ---------------------------------------------------------
 
 
 def lost(request: Message, reply: Message) -> list[Message]:
@@ -193,7 +193,7 @@ def with_vector(change: Callable[[np.ndarray], np.ndarray]) -> Intercept:
 
 
 def by_round(faults: Mapping[int, Intercept], nodes: Sequence[int] = (0,)) -> Intercept:
-    """One fault for each of some rounds (of both stages, from 1), in the training replies of some partitions."""
+    """A fault for each of some rounds (of both stages, from 1), in training replies of some partitions."""
     hit = {node_id(partition) for partition in nodes}
 
     def intercept(request: Message, reply: Message) -> list[Message]:

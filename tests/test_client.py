@@ -1,6 +1,7 @@
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,14 +32,16 @@ def bench() -> Workbench:
 def node(bench: Workbench) -> Callable[..., Node]:
     def make(partition: int = 0, partitions: int = 1, **options: object) -> Node:
         config = tiny(**options)
-        copy = Workbench(config, dataclasses.replace(bench.users, config=config), bench.backbone, bench._activations)
+        copy = Workbench(
+            config, dataclasses.replace(bench.users, config=config), bench.backbone, bench._activations
+        )
         return Node(copy, partition, partitions)
 
     return make
 
 
 @pytest.fixture
-def bad_users(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, float]]:
+def bad_users(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     """Users whose training ends in this number: add to it."""
     bad: dict[int, float] = {}
 
@@ -48,10 +51,14 @@ def bad_users(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, float]]:
             rows[i, 3] = bad.get(user, rows[i, 3])
         return rows
 
+    def train(bench: Workbench, ids: list[int], *rest: Any) -> tuple[Tensor, Tensor]:
+        updates, choices = real_train(bench, ids, *rest)
+        return spoil(ids, updates), choices
+
     real_train, real_deltas = Workbench.train, Workbench.stage1_deltas
-    monkeypatch.setattr(Workbench, "train", lambda b, ids, *rest: spoil(ids, real_train(b, ids, *rest)))
+    monkeypatch.setattr(Workbench, "train", train)
     monkeypatch.setattr(Workbench, "stage1_deltas", lambda b, ids: spoil(ids, real_deltas(b, ids)))
-    yield bad
+    return bad
 
 
 def models_for(node: Node) -> np.ndarray:
@@ -60,7 +67,9 @@ def models_for(node: Node) -> np.ndarray:
     return (start + 0.05 * torch.randn(4, len(start), generator=torch.Generator().manual_seed(5))).numpy()
 
 
-def task_for(node: Node, step: str, users: list[int] = USERS, cohort: int = 10, round_: int = 1, **more: object) -> Task:
+def task_for(
+    node: Node, step: str, users: list[int] = USERS, cohort: int = 10, round_: int = 1, **more: object
+) -> Task:
     size = node.workbench.backbone.sketch.size
     centroids = np.random.default_rng(1).standard_normal((2, 4, size)).astype(np.float32)
     arrays = {
@@ -135,7 +144,9 @@ class TestBoundUpdate:
 
     @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
     def test_if_all_are_left_out_nothing_is_sent(self, bad: float) -> None:
-        assert not bound_update(RunConfig(), torch.full((3, 2), bad), torch.zeros(3, dtype=torch.long), 4).any()
+        assert not bound_update(
+            RunConfig(), torch.full((3, 2), bad), torch.zeros(3, dtype=torch.long), 4
+        ).any()
 
     def test_ifca_clips_nothing_but_leaves_out(self) -> None:
         joint = bound_update(RunConfig(strategy="ifca", epsilon=math.inf), self.updates, self.choices, 3)
@@ -174,13 +185,17 @@ class TestReplies:
     def test_the_order_of_sketches_tells_nothing(self, node: Callable[..., Node]) -> None:
         host = node(stage1="sketch", epsilon=math.inf)
         orders = {
-            unpack(train(host, task_for(host, "sketch"), RecordDict()).array_records[SKETCHES])["rows"].tobytes()
+            unpack(train(host, task_for(host, "sketch"), RecordDict()).array_records[SKETCHES])[
+                "rows"
+            ].tobytes()
             for _ in range(20)
         }
         assert len(orders) > 1
 
     @pytest.mark.parametrize("diagnostics", [True, False])
-    def test_a_node_remembers_only_for_diagnostics(self, node: Callable[..., Node], diagnostics: bool) -> None:
+    def test_a_node_remembers_only_for_diagnostics(
+        self, node: Callable[..., Node], diagnostics: bool
+    ) -> None:
         host, state = node(diagnostics=diagnostics), RecordDict()
         for step in ("mean", "lloyd", "update"):
             train(host, task_for(host, step), state)
@@ -190,7 +205,9 @@ class TestReplies:
         ("users", "reason"),
         [([], "no users named"), ([0, 1], r"users \[1\] are not hosted here"), ([0, 99], "not hosted here")],
     )
-    def test_users_of_others_are_refused(self, node: Callable[..., Node], users: list[int], reason: str) -> None:
+    def test_users_of_others_are_refused(
+        self, node: Callable[..., Node], users: list[int], reason: str
+    ) -> None:
         host = node(0, 2)
         with pytest.raises(ValueError, match=reason):
             train(host, task_for(host, "mean", users), RecordDict())
@@ -277,7 +294,7 @@ class TestNoise:
         task = task_for(host, "update")
         models = torch.from_numpy(task.arrays["models"])
         choices = choose(host, task, models)
-        updates = host.workbench.train(USERS, models, choices, 1)
+        updates, _ = host.workbench.train(USERS, models, choices, 1)
         expected = bound_update(host.config, updates, choices, 4).sum(dim=0)
         np.testing.assert_allclose(vector(train(host, task, RecordDict())), expected, atol=1e-6)
 
@@ -305,7 +322,9 @@ class TestUpdatesThatAreNotFinite:
         energy = (total**2).sum() / 2.0**2
         assert stats.chi2.ppf(TINY_P, total.size) < energy < stats.chi2.isf(TINY_P, total.size)
 
-    def test_sketches_of_such_users_are_zero(self, node: Callable[..., Node], bad_users: dict[int, float]) -> None:
+    def test_sketches_of_such_users_are_zero(
+        self, node: Callable[..., Node], bad_users: dict[int, float]
+    ) -> None:
         bad_users |= {1: math.nan, 5: math.inf}
         host = node(stage1="sketch")
         rows = unpack(train(host, task_for(host, "sketch"), RecordDict()).array_records[SKETCHES])["rows"]
@@ -319,7 +338,9 @@ class TestUpdatesThatAreNotFinite:
         train(host, task_for(host, "update", round_=1), state)
         bad_users |= {2: math.inf}
         train(host, task_for(host, "update", [0, 1, 2], round_=2), state)
-        answer = unpack(evaluate(host, task_for(host, "evaluate", round_=2), state).array_records[DIAGNOSTICS])
+        answer = unpack(
+            evaluate(host, task_for(host, "evaluate", round_=2), state).array_records[DIAGNOSTICS]
+        )
         assert answer["left_out"].tolist() == [1, 2]
         assert answer["norms"].shape == (3,)
         assert np.isfinite(answer["norms"]).tolist() == [True, False, False]
@@ -330,12 +351,15 @@ class TestUpdatesThatAreNotFinite:
     def test_norms_of_an_earlier_round_are_not_reported(self, node: Callable[..., Node]) -> None:
         host, state = node(), RecordDict()
         train(host, task_for(host, "update", round_=1), state)
-        answer = unpack(evaluate(host, task_for(host, "evaluate", round_=3), state).array_records[DIAGNOSTICS])
+        answer = unpack(
+            evaluate(host, task_for(host, "evaluate", round_=3), state).array_records[DIAGNOSTICS]
+        )
         assert "norms" not in answer
 
     def test_zero_updates_train_on(self, node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> None:
         size, width = (node().workbench.backbone.spec.size, node().workbench.backbone.sketch.size)
-        monkeypatch.setattr(Workbench, "train", lambda b, ids, *rest: torch.zeros(len(ids), size))
+        still = torch.zeros(len(USERS), size), torch.tensor([0, 1, 2, 3, 0])
+        monkeypatch.setattr(Workbench, "train", lambda *_: still)
         monkeypatch.setattr(Workbench, "stage1_deltas", lambda b, ids: torch.zeros(len(ids), width))
         host, state = node(epsilon=math.inf), RecordDict()
         assert not vector(train(host, task_for(host, "mean"), state)).any()
@@ -363,7 +387,9 @@ class TestChoose:
 
     def test_if_all_broke_users_choose_the_first(self, node: Callable[..., Node]) -> None:
         host = node()
-        assert not choose(host, task_for(host, "update"), torch.full((4, host.workbench.backbone.spec.size), math.nan)).any()
+        assert not choose(
+            host, task_for(host, "update"), torch.full((4, host.workbench.backbone.spec.size), math.nan)
+        ).any()
 
     def test_nearest(self, node: Callable[..., Node]) -> None:
         host = node()

@@ -63,8 +63,29 @@ def test_the_defaults_are_valid() -> None:
     assert parse(to_dict(RunConfig())) == RunConfig()
 
 
+PRESETS = sorted((Path(__file__).parents[1] / "conf").glob("*.toml"))
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.stem)
+def test_presets_are_valid(preset: Path) -> None:
+    values = tomllib.loads(preset.read_text(encoding="utf-8"))
+    assert to_dict(parse(values)).items() >= values.items()
+
+
+def test_the_paper_preset_reads_the_paper_literally() -> None:
+    (preset,) = [preset for preset in PRESETS if preset.stem == "paper"]
+    config = parse(tomllib.loads(preset.read_text(encoding="utf-8")))
+    assert (config.stage1, config.sketch_size, config.stage1_rank) == ("sketch", 4, 1)
+    assert (config.sketch_centre, config.sketch_scale, config.sketch_target) == ("none", "clip", "labels")
+    assert (config.centroid_norm, config.self_assign_rounds, config.stage1_budget) == (0, 0, 0)
+    assert (config.normality, config.normality_threshold) == ("paper", 0.99)
+    assert (config.server_lr_no, config.server_lr) == (config.clusters, config.clusters**2)
+
+
 def test_round_trip() -> None:
-    config = parse({"strategy": "fedavg", "epsilon": math.inf, "seed": 7, "diagnostics": False, "dataset": "x"})
+    config = parse(
+        {"strategy": "fedavg", "epsilon": math.inf, "seed": 7, "diagnostics": False, "dataset": "x"}
+    )
     assert parse(to_dict(config)) == config
 
 
@@ -120,17 +141,25 @@ def test_unknown_options(key: str, message: str) -> None:
     [
         ({"rotations": 3}, "rotations = 3: must be 1, 2 or 4"),
         ({"rotations": 0}, "rotations = 0: must be 1, 2 or 4"),
-        ({"lora_targets": "q,x"}, "lora-targets = 'q,x': must be some of q, k, v, o, comma separated, each once"),
-        ({"lora_targets": "v,v"}, "lora-targets = 'v,v': must be some of q, k, v, o, comma separated, each once"),
+        (
+            {"lora_targets": "q,x"},
+            "lora-targets = 'q,x': must be some of q, k, v, o, comma separated, each once",
+        ),
+        (
+            {"lora_targets": "v,v"},
+            "lora-targets = 'v,v': must be some of q, k, v, o, comma separated, each once",
+        ),
         ({"lora_targets": ""}, "lora-targets = '': must be some of q, k, v, o, comma separated, each once"),
         (
-            {"lora_targets": "q, k"},
+            {"lora_targets": "q, k", "stage1": "sketch"},
             "lora-targets = 'q, k': must include v, the projection that stage 1 writes to",
         ),
         ({"delta": 1.0}, "delta = 1.0: must be under 1"),
         ({"stage1_budget": 1.0}, "stage1-budget = 1.0: must be under 1"),
         ({"count_share": 1.0}, "count-share = 1.0: must be under 1"),
-        ({"t_no": 21}, "t-no = 21: must be at most t-tr = 20"),
+        ({"kmeans_memory": 1.0}, "kmeans-memory = 1.0: must be under 1"),
+        ({"stage1_rank": 3, "lora_rank": 2}, "stage1-rank = 3: must be at most lora-rank = 2"),
+        ({"t_no": 21, "t_tr": 20}, "t-no = 21: must be at most t-tr = 20"),
         ({"sketch_size": 3}, "sketch-size = 3: must be even (half largest, half smallest)"),
         (
             {"strategy": "ifca", "epsilon": 8.0},
@@ -141,7 +170,7 @@ def test_unknown_options(key: str, message: str) -> None:
             "epsilon = inf, noise-multiplier = 1.0: strategy 'ifca' runs without privacy; set inf and 0",
         ),
         (
-            {"t_in": 1},
+            {"t_in": 1, "stage1": "dp-kmeans", "sketch_centre": "private"},
             "t-in = 1: stage1 = 'dp-kmeans' with sketch-centre = 'private' needs at least 2",
         ),
         (
@@ -151,14 +180,17 @@ def test_unknown_options(key: str, message: str) -> None:
         ({"num_users": 0}, "num-users = 0: must be at least 1"),
         ({"images_per_user": 0}, "images-per-user = 0: must be at least 1"),
         (
-            {"user_column": "writer_id"},
+            {"user_column": "writer_id", "rotations": 4},
             "rotations = 4: with user-column the groups are natural; set rotations = 1",
         ),
         (
-            {"strategy": "oracle", "clusters": 1} | {"user_column": "writer_id", "rotations": 1},
+            {"strategy": "oracle", "clusters": 1, "user_column": "writer_id", "rotations": 1},
             "strategy = 'oracle': needs true groups, which a split by user-column does not have",
         ),
-        ({"strategy": "oracle", "rotations": 2}, "clusters = 4: the oracle needs as many as rotations = 2"),
+        (
+            {"strategy": "oracle", "rotations": 2, "clusters": 4},
+            "clusters = 4: the oracle needs as many as rotations = 2",
+        ),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], message: str) -> None:
@@ -171,7 +203,8 @@ def test_options_that_do_not_go_together(options: dict[str, Any], message: str) 
         {"sampling-rate": 1.0},
         {"sampling-rate": 1e-9},
         {"normality-threshold": 1.0},
-        {"t-no": 20},
+        {"t-no": 20, "t-tr": 20},
+        {"stage1-rank": 4, "lora-rank": 4},
         {"count-share": 0.999},
         {"lora-targets": "v"},
         {"lora-targets": "q, k, v, o"},

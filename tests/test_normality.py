@@ -101,7 +101,9 @@ class TestByNormality:
 
     def test_no_zeroing(self) -> None:
         factors = by_normality(of(SKEWED, STEP, EVEN), math.inf)
-        np.testing.assert_allclose(factors, np.array([W_SKEWED, W_STEP, W_EVEN]) / (W_SKEWED + W_STEP + W_EVEN))
+        np.testing.assert_allclose(
+            factors, np.array([W_SKEWED, W_STEP, W_EVEN]) / (W_SKEWED + W_STEP + W_EVEN)
+        )
 
     def test_undefined_statistics_give_zero(self) -> None:
         constant = [2.0, 2.0, 2.0]

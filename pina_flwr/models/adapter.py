@@ -84,10 +84,11 @@ def training_spec(config: RunConfig, blocks: list[Block], num_classes: int) -> A
 
 
 def sketch_spec(config: RunConfig, blocks: list[Block], num_classes: int) -> AdapterSpec:
-    """The adapter of stage 1: B ∈ R^{h×r'} on the value projection of the last layer; A and the head stay frozen.
+    """The adapter of stage 1: B ∈ R^{h×r'} on the last value projection; A and the head stay frozen.
 
-    The paper has r' = 1, so that one random direction a·x is all that ΔB sees of a token; a few of them tell groups
-    apart far better. A is the first rows of stage 2's A, so that a centroid is the first columns of a cluster model's B.
+    The paper has r' = 1, so that one random direction a·x is all that ΔB sees of a token; a few of them tell
+    groups apart far better. A is the first rows of stage 2's A, so that a centroid is the first columns of a
+    cluster model's B.
     """
     last, rank = blocks[-1], config.stage1_rank
     weight = last.projections["v"].weight
@@ -101,7 +102,7 @@ def sketch_spec(config: RunConfig, blocks: list[Block], num_classes: int) -> Ada
 
 
 def with_centroid(spec: AdapterSpec, block: Block, centroid: Tensor) -> Tensor:
-    """The start of a cluster model [d]: the shared start with stage 1's centroid [h·r'] as first columns of B."""
+    """The start of a cluster model [d]: the shared start, stage 1's centroid [h·r'] as first columns of B."""
     name = f"{block.index}.v.B"
     b = spec.initial[name].clone()
     columns = centroid.reshape(len(b), -1)

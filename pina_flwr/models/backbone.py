@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class Backbone:
 
     model: transformers' image classifier, frozen, in eval mode. blocks: its last m blocks, where adapters
     live. size: pixels a side. mean, std: pixel normalisation by channel. spec, sketch: adapters of stage 2
-    and of stage 1.
+    and of stage 1. dtype: arithmetic of the blocks; adapters, residuals, norms and the head stay float32.
     """
 
     model: Any
@@ -52,6 +52,7 @@ class Backbone:
     feature_scale: float
     spec: AdapterSpec
     sketch: AdapterSpec
+    dtype: torch.dtype = torch.float32
 
     @property
     def device(self) -> torch.device:
@@ -90,15 +91,20 @@ class Backbone:
 
     def prepare(self, hidden: Tensor) -> Prepared:
         """The adapter-free part of the tail, for hidden states [users, images, tokens, h]."""
-        return prepare(self.blocks[0], hidden, class_token_only=len(self.blocks) == 1)
+        with self._arithmetic():
+            return prepare(self.blocks[0], hidden.to(self.dtype), class_token_only=len(self.blocks) == 1)
 
     def features(self, prepared: Prepared, adapters: Adapters, lora_scale: float) -> Tensor:
         """Class-token features after the final norm [users, images, h]."""
-        hidden = apply_block(self.blocks[0], prepared, adapters, lora_scale)
-        for block in self.blocks[1:]:
-            ready = prepare(block, hidden, class_token_only=block is self.blocks[-1])
-            hidden = apply_block(block, ready, adapters, lora_scale)
+        with self._arithmetic():
+            hidden = apply_block(self.blocks[0], prepared, adapters, lora_scale)
+            for block in self.blocks[1:]:
+                ready = prepare(block, hidden, class_token_only=block is self.blocks[-1])
+                hidden = apply_block(block, ready, adapters, lora_scale)
         return self.final_norm(hidden[..., 0, :])
+
+    def _arithmetic(self) -> torch.autocast:
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def logits(self, prepared: Prepared, adapters: Adapters, lora_scale: float) -> Tensor:
         """Class scores [users, images, classes] under each user's adapter."""
@@ -138,7 +144,7 @@ def load_backbone(config: RunConfig, num_classes: int, device: torch.device | No
         sketch=sketch,
     )
     _check_tail(config, backbone)
-    return backbone
+    return replace(backbone, dtype=getattr(torch, config.precision))
 
 
 def _load_model(name: str, num_classes: int) -> tuple[Any, dict[str, Any]]:

@@ -115,7 +115,7 @@ def prepare(block: Block, hidden: Tensor, class_token_only: bool) -> Prepared:
     normed = block.norm1(hidden)
     queries = 1 if class_token_only else hidden.shape[-2]
     return Prepared(
-        residual=hidden[..., :queries, :],
+        residual=hidden[..., :queries, :].float(),
         normed=normed,
         q=block.projections["q"](normed[..., :queries, :]),
         k=_heads(block.projections["k"](normed), block.heads).contiguous(),

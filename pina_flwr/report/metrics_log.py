@@ -32,7 +32,7 @@ class RoundRow:
     stage: int
     """1 (initialisation) or 2 (clustered training)."""
     loss: float | None = None
-    """Mean test loss, each user under the cluster model it picks."""
+    """Mean training loss, each user under the cluster model it picks."""
     accuracy: float | None = None
     """Mean test accuracy over groups, each user with the cluster model it picks."""
     worst_cluster_accuracy: float | None = None
@@ -64,7 +64,7 @@ class RoundRow:
     cohort: int = 0
     """Users sampled."""
     left_out: int = 0
-    """Users of the cohort whose update was not finite and so was left out."""
+    """Users whose update was not finite and so was left out, since the last evaluation."""
     dropped: str | None = None
     """Why the round was dropped; None if it counts."""
 

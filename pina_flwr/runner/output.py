@@ -13,7 +13,7 @@ LOG = "run.log"
 """Everything that the run logged."""
 RESULTS = (metrics_log.FILE_NAME, summary.FILE_NAME)
 """Files by which a folder is known to hold results."""
-EARLIER = (*RESULTS, LOG, "config.json", "privacy.json", "metrics.png", "adapters", "backbone")
+EARLIER = (*RESULTS, LOG, "config.toml", "privacy.json", "metrics.png", "adapters", "backbone")
 """All that a run leaves: what --overwrite removes."""
 
 

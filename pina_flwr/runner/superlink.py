@@ -176,6 +176,8 @@ def environment(folder: Path) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # silences a notice
         "PYTHONUNBUFFERED": "1",
+        # Threads that wait for each other by spinning slow a busy machine down many times over.
+        "OMP_WAIT_POLICY": ours.get("OMP_WAIT_POLICY", "PASSIVE"),
         "no_proxy": direct,
         "NO_PROXY": direct,
     }

@@ -4,8 +4,9 @@ Spherical Lloyd iterations on unit vectors. In each, a sampled user adds its vec
 nearest centroid, once for each of R restarts that run side by side; only the noisy sums leave. A user's
 contribution over all restarts has l2 norm at most 1 (R unit vectors, each scaled by 1/√R), so one iteration
 is one Gaussian release with sensitivity 1. Which restart is best is read off the sums already released, at
-no further cost. Every iteration is composed by the accountant. Centroids keep a decaying memory of earlier sums (mini-batch k-means, Sculley 2010): each
-iteration sees another cohort, and what was released can be used again freely.
+no further cost. Every iteration is composed by the accountant. Centroids keep a decaying memory of earlier
+sums (mini-batch k-means, Sculley 2010): each iteration sees another cohort, and what was released can be
+used again freely.
 """
 
 from __future__ import annotations

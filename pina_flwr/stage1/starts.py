@@ -167,8 +167,10 @@ class LocalSketches(_Centred):
             self.rows.append(answer)
 
     def models(self) -> FirstModels:
-        """See `Start.models`."""
+        """See `Start.models`. Without any sketch to go by, a random start: equal models would never part."""
         rows = np.concatenate(self.rows) if self.rows else np.zeros((0, self.size), dtype=np.float32)
+        if not rows.any():
+            return RandomStart(self.config, self.size).models()
         centroids = torch.from_numpy(cluster_sketches(rows, self.config.clusters, self.config.seed))
         arrays = self._shared() | {"centroids": unit(centroids).numpy()}
         return FirstModels(initial_b(centroids, self.config.centroid_norm), arrays)

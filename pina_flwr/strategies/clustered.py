@@ -187,8 +187,8 @@ class ClusteredTraining(Strategy):
     def _sample(self, server_round: int) -> list[int]:
         """Poisson sampling: each user joins with probability q.
 
-        Amplification holds against those who can't tell who was sampled, so a private run draws from the operating
-        system's entropy; a run's seed is no secret.
+        Amplification holds against those who can't tell who was sampled, so a private run draws from the
+        operating system's entropy; a run's seed is no secret.
         """
         if self.config.private:
             draws = secret_generator().random(len(self.hosts))

@@ -50,17 +50,30 @@ class Workbench:
         parts = [self._losses(batch, models) for _, batch in self._passes(ids)]
         return torch.cat(parts) if parts else torch.zeros(0, len(models))
 
-    def train(self, ids: Sequence[int], models: Tensor, choices: Tensor, round_: int) -> Tensor:
-        """Local training of stage 2: each user trains the model it chose; unclipped updates [users, d]."""
+    def train(
+        self, ids: Sequence[int], models: Tensor, choices: Tensor | None, round_: int
+    ) -> tuple[Tensor, Tensor]:
+        """Local training of stage 2: each user trains the model it chose, or the one of least loss (Eq. 6).
+
+        Args:
+            models: [C, d].
+            choices: cluster of each user [users]; None lets each pick by its loss, in the same pass.
+
+        Returns:
+            Unclipped updates [users, d], and the clusters chosen [users].
+        """
         c, spec = self.config, self.backbone.spec
         sgd = LocalSGD(c.local_epochs, c.batch_size, c.learning_rate)
-        updates, done = [], 0
+        updates, chosen, done = [torch.zeros(0, spec.size)], [torch.zeros(0, dtype=torch.long)], 0
         for some, batch in self._passes(ids):
-            start = models[choices[done : done + len(some)]].to(self.backbone.device)
+            given = None if choices is None else choices[done : done + len(some)]
+            picked = least(self._losses(batch, models)) if given is None else given
+            start = models[picked].to(self.backbone.device)
             orders = [generator(c.seed, "order", user, round_) for user in some]
             updates.append((sgd.train(self.backbone, spec, start, batch, orders) - start).cpu())
+            chosen.append(picked)
             done += len(some)
-        return torch.cat(updates) if updates else torch.zeros(0, spec.size)
+        return torch.cat(updates), torch.cat(chosen)
 
     @torch.no_grad()
     def test_correct(
@@ -86,12 +99,13 @@ class Workbench:
         spec, counts = self.backbone.spec, torch.zeros(len(models), dtype=torch.int64)
         images = max(1, PASS_NUMBERS // hidden[0].numel())
         for some, truth in zip(hidden.split(images), labels.split(images), strict=True):
-            prepared = self.backbone.prepare(some[None].to(self.backbone.device).float())
+            prepared = self.backbone.prepare(some[None].to(self.backbone.device))
             for c, model in enumerate(models.to(self.backbone.device)):
                 scores = self.backbone.logits(prepared, spec.unflatten(model[None]), spec.lora_scale)
                 counts[c] += (scores[0].argmax(-1).cpu() == truth).sum()
         return counts
 
+    @torch.no_grad()
     def _losses(self, batch: Batch, models: Tensor) -> Tensor:
         models = models.to(self.backbone.device)
         columns = [user_losses(self.backbone, self.backbone.spec, model[None], batch) for model in models]
@@ -122,7 +136,7 @@ class Workbench:
             hidden[i, : len(h)], weights[i, : len(h)] = h, 1
             if not uniform:
                 targets[i, : len(h)] = one_hot(labels, classes).float()
-        prepared = self.backbone.prepare(hidden.to(device).float())
+        prepared = self.backbone.prepare(hidden.to(device))
         return [user for user, _, _ in some], Batch(prepared, targets.to(device), weights.to(device))
 
     def _hidden(self, key: str, images: Callable[[], Tensor]) -> Tensor:
@@ -133,6 +147,11 @@ class Workbench:
             return torch.cat([self.backbone.prefix(self.backbone.pixels(part)) for part in parts])
 
         return self._activations.get(key, compute)
+
+
+def least(losses: Tensor) -> Tensor:
+    """Eq. 6's argmin over [users, C]; a loss that is not finite is never the smallest."""
+    return losses.where(losses.isfinite(), torch.inf).argmin(dim=1)
 
 
 def pick_device(name: str) -> torch.device:

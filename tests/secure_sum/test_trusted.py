@@ -24,7 +24,9 @@ def vector(node: int, values: list[float] | np.ndarray) -> Message:
     return answer(node, RecordDict({VECTOR: ArrayRecord([array])}))
 
 
-def raw(data: bytes, dtype: str = "float32", shape: tuple[int, ...] = (SIZE,), stype: str = "numpy.ndarray") -> RecordDict:
+def raw(
+    data: bytes, dtype: str = "float32", shape: tuple[int, ...] = (SIZE,), stype: str = "numpy.ndarray"
+) -> RecordDict:
     return RecordDict({VECTOR: ArrayRecord({"0": Array(dtype, shape, stype, data)})})
 
 
@@ -45,7 +47,9 @@ def test_sum() -> None:
 
 
 def test_adds_in_float64() -> None:
-    result = TrustedSum().add({1, 2, 3}, [vector(1, [1e8, 0, 0]), vector(2, [1, 0, 0]), vector(3, [-1e8, 0, 0])], SIZE)
+    result = TrustedSum().add(
+        {1, 2, 3}, [vector(1, [1e8, 0, 0]), vector(2, [1, 0, 0]), vector(3, [-1e8, 0, 0])], SIZE
+    )
     assert result.total is not None
     assert result.total[0] == 1
 
@@ -106,7 +110,11 @@ def test_every_node_must_answer_once(replies: list[tuple[int, list[float]]], rea
 
 @pytest.mark.parametrize(
     ("reason", "said"),
-    [("out of memory", "out of memory"), ("\nException:\n  no\tdisk", "Exception: no disk"), (None, "error code 5")],
+    [
+        ("out of memory", "out of memory"),
+        ("\nException:\n  no\tdisk", "Exception: no disk"),
+        (None, "error code 5"),
+    ],
 )
 def test_an_error_reply_drops_the_round(reason: str | None, said: str) -> None:
     replies = [vector(7, [1, 2, 3]), answer(8, Error(5, reason))]

@@ -7,7 +7,9 @@ from pina_flwr.stage1.directions import centred, initial_b, random_directions, u
 
 
 def test_unit() -> None:
-    torch.testing.assert_close(unit(torch.tensor([[3.0, 4.0], [0.0, -2.0]])), torch.tensor([[0.6, 0.8], [0.0, -1.0]]))
+    torch.testing.assert_close(
+        unit(torch.tensor([[3.0, 4.0], [0.0, -2.0]])), torch.tensor([[0.6, 0.8], [0.0, -1.0]])
+    )
 
 
 @pytest.mark.parametrize("row", [[0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0], [-math.inf, math.inf]])

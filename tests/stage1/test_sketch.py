@@ -20,7 +20,10 @@ def test_eq_5() -> None:
 
 class TestKeepLargest:
     def test_two_largest_and_two_smallest(self) -> None:
-        assert keep_largest(torch.tensor([DELTA, [-x for x in DELTA]]), 4).tolist() == [KEPT, [-x for x in KEPT]]
+        assert keep_largest(torch.tensor([DELTA, [-x for x in DELTA]]), 4).tolist() == [
+            KEPT,
+            [-x for x in KEPT],
+        ]
 
     def test_only_positive_entries_count_as_positive(self) -> None:
         assert keep_largest(torch.tensor([[1.0, 2.0, 3.0, 0.5]]), 4).tolist() == [[0, 2, 3, 0]]
@@ -35,13 +38,17 @@ class TestKeepLargest:
 
 class TestLocalSketches:
     def test_clipped_to_s_in(self) -> None:
-        sketches = local_sketches(torch.tensor([DELTA, [x / 100 for x in DELTA]]), 4, 0.5, 0.0, normalise=False)
+        sketches = local_sketches(
+            torch.tensor([DELTA, [x / 100 for x in DELTA]]), 4, 0.5, 0.0, normalise=False
+        )
         norm = math.sqrt(30)
         expected = torch.tensor([[0.5 * x / norm for x in KEPT], [x / 100 for x in KEPT]])
         torch.testing.assert_close(sketches, expected, atol=1e-6, rtol=1e-5)
 
     def test_normalised_to_s_in(self) -> None:
-        sketches = local_sketches(torch.tensor([DELTA, [x / 100 for x in DELTA]]), 4, 0.5, 0.0, normalise=True)
+        sketches = local_sketches(
+            torch.tensor([DELTA, [x / 100 for x in DELTA]]), 4, 0.5, 0.0, normalise=True
+        )
         torch.testing.assert_close(sketches.norm(dim=1), torch.full((2,), 0.5))
 
     @pytest.mark.parametrize("normalise", [False, True])
@@ -79,7 +86,9 @@ class TestClusterSketches:
 
     def test_same_seed_same_centroids(self) -> None:
         rows = np.random.default_rng(1).standard_normal((50, 8)).astype(np.float32)
-        np.testing.assert_array_equal(cluster_sketches(rows, 4, 2**40 + 1), cluster_sketches(rows, 4, 2**40 + 1))
+        np.testing.assert_array_equal(
+            cluster_sketches(rows, 4, 2**40 + 1), cluster_sketches(rows, 4, 2**40 + 1)
+        )
 
     @pytest.mark.parametrize(
         ("rows", "expected"),
@@ -93,7 +102,16 @@ class TestClusterSketches:
             ([[1, 2], [0, 3], [4, 0]] * 5, [[0, 3], [1, 2], [4, 0], [0, 3]]),
             ([[1, 2], [0, 3], [4, 0], [5, 5]] * 5, [[0, 3], [1, 2], [4, 0], [5, 5]]),
         ],
-        ids=["none", "all zero", "one", "two", "two and a zero", "duplicates", "three", "as many as clusters"],
+        ids=[
+            "none",
+            "all zero",
+            "one",
+            "two",
+            "two and a zero",
+            "duplicates",
+            "three",
+            "as many as clusters",
+        ],
     )
     def test_few_distinct_sketches(self, rows: list[list[float]], expected: list[list[float]]) -> None:
         with warnings.catch_warnings():

@@ -91,6 +91,15 @@ class TestDPKMeans:
         torch.testing.assert_close(first.b, initial_b(chosen, 0.2))
         assert "mean" in first.arrays
 
+    @pytest.mark.parametrize("memory", [0.0, 0.5])
+    def test_earlier_sums_are_remembered_less_and_less(self, memory: float) -> None:
+        opened = start(kmeans_memory=memory, kmeans_restarts=1)
+        sums = np.random.default_rng(1).standard_normal((2, 1, 3, H))
+        for round_, sum_ in enumerate(sums, start=2):
+            opened.receive(round_, sum_.ravel())
+        expected = unit(torch.from_numpy(sums[1] + memory * sums[0]).float())[0]
+        torch.testing.assert_close(torch.from_numpy(opened.models().arrays["centroids"]), expected)
+
     def test_if_every_round_was_dropped_models_still_differ(self) -> None:
         b = start().models().b
         torch.testing.assert_close(b.norm(dim=1), torch.full((3,), 0.2))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from safetensors.torch import load_file
 from support import (
+    LocalGrid,
     by_round,
     failed,
     json_of,
@@ -26,7 +28,7 @@ from support import (
 
 from pina_flwr.client import SKETCHES
 from pina_flwr.config import RunConfig
-from pina_flwr.messages import EVALUATE, pack
+from pina_flwr.messages import EVALUATE, Task, pack, request
 from pina_flwr.normality import Aggregates, rule
 from pina_flwr.secure_sum.interface import VECTOR
 from pina_flwr.strategies.clustered import sketches_in
@@ -50,7 +52,9 @@ class TestSpread:
             c = config(epsilon=math.inf, stage1=stage1, t_in=3, output=str(tmp_path / str(nodes)))
             run(c, nodes)
             models[nodes] = final_models(c)
-            scores[nodes] = [(r.accuracy, r.clustering_accuracy, r.cluster_sizes, r.cohort) for r in rows_of(c)]
+            scores[nodes] = [
+                (r.accuracy, r.clustering_accuracy, r.cluster_sizes, r.cohort) for r in rows_of(c)
+            ]
         for nodes in (2, 7):
             np.testing.assert_allclose(models[nodes], models[1], atol=2e-5)
             assert scores[nodes] == scores[1]
@@ -64,15 +68,18 @@ class TestSpread:
 
 
 class TestNoise:
-    def test_one_seed_gives_one_result_without_noise_and_never_with_it(self, config: Make, tmp_path: Path) -> None:
-        def twice_with(epsilon: float) -> tuple[np.ndarray, np.ndarray]:
-            runs = [config(epsilon=epsilon, output=str(tmp_path / f"{epsilon}-{i}")) for i in range(2)]
+    def test_one_seed_gives_one_result_without_noise_and_never_with_it(
+        self, config: Make, tmp_path: Path
+    ) -> None:
+        def twice_with(z: float) -> tuple[np.ndarray, np.ndarray]:
+            options = {"epsilon": math.inf, "noise_multiplier": z}
+            runs = [config(**options, output=str(tmp_path / f"{z}-{i}")) for i in range(2)]
             for c in runs:
                 run(c)
             return final_models(runs[0]), final_models(runs[1])
 
-        np.testing.assert_array_equal(*twice_with(math.inf))
-        first, second = twice_with(8.0)
+        np.testing.assert_array_equal(*twice_with(0.0))
+        first, second = twice_with(1e-3)
         assert (first != second).any(axis=1).all()
 
     def test_rows_give_its_size(self, config: Make) -> None:
@@ -86,7 +93,13 @@ class TestArithmetic:
     def test_models_move_by_the_scaled_mean(self, config: Make, normality: str) -> None:
         """W_i ← W_i + rate·w_i·Δ_i, with Δ the sum over the cohort through the EXPECTED cohort q·|K|."""
         c = config(
-            normality=normality, epsilon=math.inf, stage1="random", server_lr=2.0, server_lr_no=3.0, t_no=1, t_tr=3
+            normality=normality,
+            epsilon=math.inf,
+            stage1="random",
+            server_lr=2.0,
+            server_lr_no=3.0,
+            t_no=1,
+            t_tr=3,
         )
         grid = run(c, 2)
         rows = rows_of(c)
@@ -117,7 +130,12 @@ class TestArithmetic:
             return [] if SKETCHES in reply.content.array_records else [reply]
 
         c = config(
-            normality="paper", epsilon=math.inf, stage1="sketch", sketch_centre="none", self_assign_rounds=0, t_no=2
+            normality="paper",
+            epsilon=math.inf,
+            stage1="sketch",
+            sketch_centre="none",
+            self_assign_rounds=0,
+            t_no=2,
         )
         grid = run(c, intercept=no_sketch)
         rows = rows_of(c)
@@ -135,7 +153,16 @@ class TestCohort:
         assert 0.2 < sum(map(len, cohorts)) / (40 * 14) < 0.4
         assert all(e.task.cohort == len(e.task.users) for e in grid.trained())
 
-    def test_if_empty_the_round_is_dropped_and_the_run_goes_on(self, config: Make, flwr_log: pytest.LogCaptureFixture) -> None:
+    @pytest.mark.parametrize("z", [0.0, 1.0])
+    def test_is_a_secret_in_a_private_run(self, config: Make, z: float) -> None:
+        """Amplification holds against those who cannot tell who was sampled; anybody may know the seed."""
+        c = config(strategy="fedavg", epsilon=math.inf, noise_multiplier=z, t_tr=6, diagnostics=False)
+        first, second = ([e.task.users for e in run(c).trained()] for _ in range(2))
+        assert (first == second) is not c.private
+
+    def test_if_empty_the_round_is_dropped_and_the_run_goes_on(
+        self, config: Make, flwr_log: pytest.LogCaptureFixture
+    ) -> None:
         c = config(sampling_rate=1e-9, noise_multiplier=1.0)
         grid = run(c, 2)
         rows = rows_of(c)
@@ -157,16 +184,18 @@ class TestCohort:
 
 
 class TestUpdatesThatAreNotFinite:
-    def test_one_user(self, config: Make, flwr_log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_one_user(
+        self, config: Make, flwr_log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         real, bad = Workbench.train, 4
 
-        def train(bench: Workbench, ids: list[int], *rest: object) -> torch.Tensor:
-            updates = real(bench, ids, *rest)
+        def train(bench: Workbench, ids: list[int], *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            updates, choices = real(bench, ids, *rest)
             updates[[i for i, user in enumerate(ids) if user == bad], 0] = math.nan
-            return updates
+            return updates, choices
 
         monkeypatch.setattr(Workbench, "train", train)
-        c = config(t_tr=6, noise_multiplier=1.0, sampling_rate=0.5)
+        c = config(t_tr=6, epsilon=math.inf, sampling_rate=0.5)
         grid = run(c, 2)
         there = [any(bad in e.task.users for e in grid.trained("update", t)) for t in range(1, 7)]
         assert set(there) == {True, False}
@@ -235,7 +264,7 @@ class TestSecureSumFaults:
         """One fault a round of stage 2, of one node in two; the last round is whole again."""
         t_tr = len(FAULTS) + 1
         faults = {3 + i: fault for i, (fault, _) in enumerate(FAULTS.values())}
-        c = config(t_tr=t_tr, num_users=20, noise_multiplier=1.0)
+        c = config(t_tr=t_tr, sampling_rate=0.95, noise_multiplier=1.0)
         grid = run(c, 2, intercept=by_round(faults))
         rows = rows_of(c)
         size = vector_of(grid.trained("update", t_tr)[0].reply).size
@@ -256,7 +285,7 @@ class TestSecureSumFaults:
     @pytest.mark.parametrize("fault", ["lost", "nan"])
     def test_in_stage_1(self, config: Make, fault: str) -> None:
         """Neither the mean nor an iteration counts; the run goes on from what there is."""
-        c = config(t_in=3, noise_multiplier=1.0)
+        c = config(t_in=3, sampling_rate=0.95, noise_multiplier=1.0)
         grid = run(c, 2, intercept=by_round({1: FAULTS[fault][0], 3: FAULTS[fault][0]}))
         rows = rows_of(c)
         assert [row.dropped is None for row in rows] == [False, True, False, True, True]
@@ -290,7 +319,7 @@ class TestSketchFaults:
         ],
     )
     def test_the_others_are_used(self, config: Make, fault: object) -> None:
-        c = config(stage1="sketch", t_in=3, num_users=20, noise_multiplier=1.0)
+        c = config(stage1="sketch", t_in=3, sampling_rate=0.95, noise_multiplier=1.0)
         run(c, 2, intercept=by_round(dict.fromkeys(range(2, 4), fault)))
         assert [row.dropped for row in rows_of(c)] == [None] * 5
         assert np.isfinite(final_models(c)).all()
@@ -318,9 +347,18 @@ class TestDiagnostics:
         assert not [e for e in grid.exchanges if e.request.metadata.message_type == EVALUATE]
         assert all(list(e.reply.content) == [VECTOR] for e in grid.trained("mean") + grid.trained())
         summary = json_of(c, "summary.json")
-        assert [summary[key] for key in ("accuracy", "worst_cluster_accuracy", "clustering_accuracy", "ari")] == [None] * 4
+        assert [
+            summary[key] for key in ("accuracy", "worst_cluster_accuracy", "clustering_accuracy", "ari")
+        ] == [None] * 4
         assert all(row.accuracy is row.loss is row.cluster_sizes is None for row in rows_of(c))
         assert (Path(c.output) / "metrics.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_off_a_node_refuses_to_answer_them(self, config: Make) -> None:
+        c = config(diagnostics=False)
+        question = request(Task("evaluate", 1, [0], 0, "loss", {}).to_record(), node_id(0), EVALUATE, 1)
+        (reply,) = LocalGrid(c).send_and_receive([question])
+        assert reply.has_error()
+        assert "diagnostics = false: a node tells nothing about its users" in reply.error.reason
 
     def test_a_node_that_does_not_answer_them_stops_nothing(self, config: Make) -> None:
         def silent(request: Message, reply: Message) -> list[Message]:
@@ -341,7 +379,9 @@ class TestDiagnostics:
         assert json_of(c, "summary.json")["accuracy"] is None
 
     @pytest.mark.parametrize(("every", "measured"), [(1, [2, 3, 4, 5, 6, 7]), (3, [2, 5, 7]), (99, [2, 7])])
-    def test_as_often_as_asked_and_after_each_stage(self, config: Make, every: int, measured: list[int]) -> None:
+    def test_as_often_as_asked_and_after_each_stage(
+        self, config: Make, every: int, measured: list[int]
+    ) -> None:
         c = config(evaluate_every=every, t_tr=5, epsilon=math.inf)
         run(c)
         assert [row.round for row in rows_of(c) if row.accuracy is not None] == measured
@@ -364,7 +404,9 @@ class TestSelfAssignment:
         assert second.choose == "loss"
         assert set(second.arrays) == {"models"}
 
-    @pytest.mark.parametrize("options", [{"stage1": "random"}, {"strategy": "pina-ri"}, {"self_assign_rounds": 0}])
+    @pytest.mark.parametrize(
+        "options", [{"stage1": "random"}, {"strategy": "pina-ri"}, {"self_assign_rounds": 0}]
+    )
     def test_needs_centroids(self, config: Make, options: dict[str, object]) -> None:
         grid = run(config(epsilon=math.inf, **options))
         assert {e.task.choose for e in grid.trained()} == {"loss"}

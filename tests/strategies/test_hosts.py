@@ -84,7 +84,9 @@ def test_a_node_that_does_not_know_its_place(wrong: int) -> None:
 )
 def test_users_must_be_hosted_once_each(places: list[tuple[int, int]]) -> None:
     grid = LocalGrid(tiny(), 3, node_configs={i: place(*p) for i, p in enumerate(places)})
-    assert mistake(grid) == "node-config: nodes must host users 0, 1, 2, … once each; check every partition-id"
+    assert (
+        mistake(grid) == "node-config: nodes must host users 0, 1, 2, … once each; check every partition-id"
+    )
 
 
 def test_a_node_that_fails() -> None:
@@ -95,7 +97,9 @@ def test_a_node_that_fails() -> None:
 
 
 def test_a_node_that_does_not_answer() -> None:
-    assert mistake(LocalGrid(tiny(), 3, intercept=lost)) == "round-timeout: 1 of 1 nodes did not answer in time"
+    assert (
+        mistake(LocalGrid(tiny(), 3, intercept=lost)) == "round-timeout: 1 of 1 nodes did not answer in time"
+    )
 
     def one_lost(request: Message, reply: Message) -> list[Message]:
         return [] if request.metadata.dst_node_id == node_id(1) else [reply]

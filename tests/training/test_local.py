@@ -63,14 +63,14 @@ def starts(backbone):
 def assert_same_training(ours, theirs, start, within):
     """The difference is small against the way that training went."""
     way = (theirs - start).norm()
-    assert way > 5e-3
+    assert way > 0.05
     assert (ours - theirs).norm() < within * way
 
 
 @pytest.mark.parametrize("batch_size", [0, 3, 100])
 def test_side_by_side_equals_one_by_one(backbone, batch_size):
     data, start = private_data(backbone), starts(backbone)
-    sgd = LocalSGD(epochs=2, batch_size=batch_size, learning_rate=0.5)
+    sgd = LocalSGD(epochs=2, batch_size=batch_size, learning_rate=0.2)
     together = sgd.train(backbone, backbone.spec, start, side_by_side(backbone, data), orders(len(SIZES)))
     assert not together.requires_grad
     for user in range(len(SIZES)):
@@ -85,11 +85,11 @@ def test_side_by_side_equals_one_by_one(backbone, batch_size):
 def test_equals_plain_sgd_on_the_peft_model(backbone, batch_size):
     """The whole model from pixels on, one user, torch's optimiser, the same batches."""
     data, start = private_data(backbone), starts(backbone)
-    sgd = LocalSGD(epochs=2, batch_size=batch_size, learning_rate=0.5)
+    sgd = LocalSGD(epochs=2, batch_size=batch_size, learning_rate=0.2)
     ours = sgd.train(backbone, backbone.spec, start, side_by_side(backbone, data), orders(len(SIZES)))
     for user in (0, 2):
         twin = PeftTwin(tiny_vit.load(10), backbone, backbone.spec, start[user])
-        optimiser = torch.optim.SGD(twin.parameters(), lr=0.5)
+        optimiser = torch.optim.SGD(twin.parameters(), lr=0.2)
         pixels, labels = data[user]
         order = orders(len(SIZES))[user]
         for _ in range(2):
@@ -100,7 +100,7 @@ def test_equals_plain_sgd_on_the_peft_model(backbone, batch_size):
                 optimiser.zero_grad()
                 cross_entropy(twin.logits(pixels[part]), labels[part]).backward()
                 optimiser.step()
-        assert_same_training(ours[user], twin.vector(), start[user], within=1e-3)
+        assert_same_training(ours[user], twin.vector(), start[user], within=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def plain():
 def test_padding_counts_for_nothing(plain):
     data, start = private_data(plain), starts(plain)
     for batch_size in (0, 2):
-        sgd = LocalSGD(epochs=2, batch_size=batch_size, learning_rate=0.5)
+        sgd = LocalSGD(epochs=2, batch_size=batch_size, learning_rate=0.2)
         results = [
             sgd.train(plain, plain.spec, start, side_by_side(plain, data, garbage), orders(len(SIZES)))
             for garbage in (0.0, 3.0)

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from pina_flwr.config import ConfigError
 from pina_flwr.models.backbone import Backbone
 from pina_flwr.training import workbench
-from pina_flwr.training.workbench import open_workbench, pick_device
+from pina_flwr.training.workbench import least, open_workbench, pick_device
 
 ALL = list(range(6))
 
@@ -25,7 +25,7 @@ def everything(work):
     return {
         "deltas": work.stage1_deltas(ALL),
         "losses": work.losses(ALL, models),
-        "updates": work.train(ALL, models, choices, round_=3),
+        "updates": work.train(ALL, models, choices, round_=3)[0],
         "correct": torch.cat([x.flatten() for x in work.test_correct(models, [0, 1, 2, 3], 1, 2)]),
     }
 
@@ -111,14 +111,11 @@ class TestSteps:
     def test_users_alone_or_in_company(self, bench):
         work = bench(batch_size=2)
         models, choices = cluster_models(work), torch.tensor([0, 1, 2, 0, 1, 2])
-        updates, losses, deltas = (
-            work.train(ALL, models, choices, 3),
-            work.losses(ALL, models),
-            work.stage1_deltas(ALL),
-        )
+        updates, _ = work.train(ALL, models, choices, 3)
+        losses, deltas = work.losses(ALL, models), work.stage1_deltas(ALL)
         other = bench(batch_size=2)
         for user in (5, 2, 3):
-            alone = other.train([user], models, choices[user : user + 1], 3)
+            alone, _ = other.train([user], models, choices[user : user + 1], 3)
             torch.testing.assert_close(alone[0], updates[user], rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(other.losses([user], models)[0], losses[user], rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(other.stage1_deltas([user])[0], deltas[user], rtol=1e-4, atol=1e-5)
@@ -127,12 +124,35 @@ class TestSteps:
         work = bench()
         models = cluster_models(work)
         for choice in range(3):
-            (update,) = work.train([2], models, torch.tensor([choice]), 1)
+            (update,), _ = work.train([2], models, torch.tensor([choice]), 1)
             moved = models.clone()
             moved[choice] += update
             before, after = work.losses([2], models)[0], work.losses([2], moved)[0]
             assert after[choice] < before[choice]
             assert update.norm() > 0
+
+    @pytest.mark.parametrize("numbers", [1, workbench.PASS_NUMBERS])
+    def test_users_pick_the_model_of_least_loss(self, bench, monkeypatch, numbers):
+        """Eq. 6: left to themselves, users train what they would train if told their argmin."""
+        monkeypatch.setattr(workbench, "PASS_NUMBERS", numbers)
+        work = bench()
+        models = cluster_models(work)
+        expected = work.losses(ALL, models).argmin(1)
+        assert len(expected.unique()) > 1
+        updates, chosen = work.train(ALL, models, None, 3)
+        assert torch.equal(chosen, expected)
+        told, same = work.train(ALL, models, expected, 3)
+        assert torch.equal(updates, told)
+        assert torch.equal(same, expected)
+
+    def test_a_model_without_finite_loss_is_not_picked(self, bench):
+        nan, inf = float("nan"), float("inf")
+        table = torch.tensor([[nan, 3, 2], [inf, 3, 4], [-inf, 9, 8], [1, nan, inf], [nan, nan, nan]])
+        assert least(table).tolist() == [2, 1, 2, 0, 0]
+        work = bench()
+        models = cluster_models(work)
+        models[1] *= nan
+        assert 1 not in work.train(ALL, models, None, 1)[1]
 
     def test_losses_are_those_of_the_users_images(self, bench):
         work = bench()
@@ -150,7 +170,7 @@ class TestSteps:
     def test_rounds_shuffle_anew(self, bench):
         work = bench(batch_size=2)
         models, choice = cluster_models(work), torch.tensor([0])
-        a, b, c = (work.train([2], models, choice, round_)[0] for round_ in (1, 1, 2))
+        a, b, c = (work.train([2], models, choice, round_)[0][0] for round_ in (1, 1, 2))
         assert torch.equal(a, b)
         assert not torch.allclose(a, c)
 
@@ -206,14 +226,32 @@ class TestSteps:
         d = work.backbone.spec.size
         assert work.stage1_deltas([]).shape == (0, work.backbone.sketch.size)
         assert work.losses([], models).shape == (0, 3)
-        assert work.train([], models, torch.zeros(0, dtype=torch.int64), 1).shape == (0, d)
+        for choices in (None, torch.zeros(0, dtype=torch.int64)):
+            updates, chosen = work.train([], models, choices, 1)
+            assert (updates.shape, chosen.shape, chosen.dtype) == ((0, d), (0,), torch.int64)
         assert [tuple(x.shape) for x in work.test_correct(models, [], 0, 1)] == [(0, 3), (0,)]
 
     def test_frozen_parts_are_in_no_update(self, bench):
         work = bench(lora_train_a=False, train_head=False)
         models = work.backbone.spec.start()[None]
-        (update,) = work.train([0], models, torch.tensor([0]), 1)
+        (update,), _ = work.train([0], models, torch.tensor([0]), 1)
         assert update.shape == (2 * 64 * 4,)
+
+
+class TestPrecision:
+    def test_bfloat16_is_near_float32(self, bench):
+        exact, coarse = everything(bench()), everything(bench(precision="bfloat16"))
+        for name in ("deltas", "losses", "updates"):
+            assert coarse[name].dtype == torch.float32
+            difference = (coarse[name] - exact[name]).norm() / exact[name].norm()
+            assert 0 < difference < 0.05
+
+    def test_bfloat16_side_by_side_is_near_one_by_one(self, bench, monkeypatch):
+        together = everything(bench(precision="bfloat16"))
+        monkeypatch.setattr(workbench, "PASS_NUMBERS", 1)
+        alone = everything(bench(precision="bfloat16"))
+        for name in ("deltas", "losses", "updates"):
+            assert (together[name] - alone[name]).norm() < 0.02 * alone[name].norm()
 
 
 class TestOpening:

@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+
+from pina_flwr.messages import ARRAYS, CONFIG, TRAIN, Task, pack, request, size_of, unpack, why
+
+
+def task() -> Task:
+    arrays = {"models": np.arange(6, dtype=np.float32).reshape(2, 3), "ids": np.array([3, 1])}
+    return Task("update", 2, [4, 0], cohort=9, choose="loss", arrays=arrays)
+
+
+def test_a_task_survives_the_message() -> None:
+    back = Task.from_record(task().to_record())
+    assert (back.step, back.round, back.users, back.cohort, back.choose) == ("update", 2, [4, 0], 9, "loss")
+    assert set(back.arrays) == {"models", "ids"}
+    for name, array in task().arrays.items():
+        np.testing.assert_array_equal(back.arrays[name], array)
+        assert back.arrays[name].dtype == array.dtype
+
+
+def test_numpy_integers_are_users_too() -> None:
+    users = np.flatnonzero(np.array([True, False, True]))
+    assert Task.from_record(Task("mean", 1, users).to_record()).users == [0, 2]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("missing", [ARRAYS, CONFIG])
+def test_what_is_no_task_is_refused(missing: str) -> None:
+    record = task().to_record()
+    del record[missing]
+    with pytest.raises(KeyError):
+        Task.from_record(record)
+
+
+def test_users_must_be_a_list() -> None:
+    record = task().to_record()
+    record[CONFIG] = ConfigRecord(dict(record.config_records[CONFIG]) | {"users": 3})
+    with pytest.raises(TypeError, match="users"):
+        Task.from_record(record)
+
+
+def test_arrays_that_are_not_contiguous() -> None:
+    array = np.arange(6).reshape(2, 3).T
+    np.testing.assert_array_equal(unpack(pack({"a": array}))["a"], array)
+
+
+def test_size_counts_all_arrays() -> None:
+    numbers = np.zeros(1_000, dtype=np.float32)
+    content = RecordDict(
+        {"a": pack({"x": numbers, "y": numbers}), "b": pack({"z": numbers}), "c": ConfigRecord()}
+    )
+    assert 12_000 <= size_of(content) <= 12_600  # and a little of numpy's own
+    assert size_of(RecordDict()) == 0
+
+
+def test_request() -> None:
+    message = request(RecordDict(), 7, TRAIN, 3)
+    about = message.metadata
+    assert (about.dst_node_id, about.message_type, about.group_id) == (7, "train", "3")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(Error(2, "a\n  b\tc"), "a b c"), (Error(3), "error code 3"), (Error(4, ""), "error code 4")],
+)
+def test_why(error: Error, said: str) -> None:
+    assert why(Message(error, reply_to=request(RecordDict(), 7, TRAIN, 3))) == said
