@@ -88,8 +88,8 @@ def by_count(aggregates: Aggregates) -> np.ndarray:
     """Divide by the share of the cohort that chose the cluster, from the private count beside the update.
 
     With noise, a share is never taken to be under a quarter of an even one, nor under its own noise: that
-    bounds by how much the noise of a (nearly) empty cluster is amplified. Without, each cluster gets its exact
-    mean, and one that nobody chose gets 0.
+    bounds by how much the noise of a (nearly) empty cluster is amplified. Without, each cluster gets its
+    exact mean, and one that nobody chose gets 0.
     """
     shares = aggregates.shares
     assert shares is not None  # `rule` pairs this rule with a count channel

@@ -153,7 +153,10 @@ class TestByCount:
 
     @pytest.mark.parametrize("share", [0.05, 0.0, -0.3])
     def test_a_small_share_counts_as_a_quarter_of_an_even_one(self, share: float) -> None:
-        np.testing.assert_allclose(self.counted(1.0, share), [1, 8])
+        np.testing.assert_allclose(self.counted(1.0, share, std=1e-9), [1, 8])
+
+    def test_without_noise_a_small_share_is_exact_and_an_empty_one_zero(self) -> None:
+        np.testing.assert_allclose(self.counted(0.95, 0.05, 0.0), [1 / 0.95, 20, 0])
 
     def test_a_share_counts_as_two_deviations_of_its_noise(self) -> None:
         np.testing.assert_allclose(self.counted(1.0, 0.3, std=0.2), [1, 1 / 0.4])

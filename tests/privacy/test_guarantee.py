@@ -20,7 +20,7 @@ from pina_flwr.privacy.guarantee import (
 from pina_flwr.privacy.releases import GaussianRelease, UnprotectedRelease
 
 USERS = 232
-Q, T_IN, T_TR = 0.215, 8, 20
+Q, T_IN, T_TR = 0.215, 10, 20
 
 
 def configured(**options: Any) -> RunConfig:

@@ -126,7 +126,7 @@ class TestLocalSketches:
         assert "mean" not in first.arrays
 
     def test_no_sketch_at_all(self) -> None:
+        """Equal models would all be picked first by everybody, so the start is random then."""
         first = start(stage1="sketch").models()
-        assert first.b.shape == (3, H)
-        assert not first.b.any()
-        assert not first.arrays["centroids"].any()
+        torch.testing.assert_close(first.b, start(stage1="random").models().b)
+        assert not first.arrays
