@@ -13,6 +13,7 @@ from typing import Any
 import tomli_w
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
+from flwr.superlink.grid import HttpGrid
 from rich.console import Console
 
 from pina_flwr.config import ConfigError, RunConfig, parse, to_dict
@@ -61,6 +62,7 @@ def run(grid: Grid, config: RunConfig) -> None:
         ConfigError: found before training starts.
     """
     began = time.monotonic()
+    refuse_deployment(grid, config)
     folder = open_folder(config)
     hosts = discover(grid, config.round_timeout)
     backbone = load_backbone(config, hosts.num_classes)
@@ -73,6 +75,18 @@ def run(grid: Grid, config: RunConfig) -> None:
     recorder.announce(strategy.rounds)
     result = strategy.start(grid, timeout=config.round_timeout)
     finish(config, strategy, result, recorder, folder, time.monotonic() - began)
+
+
+def refuse_deployment(grid: Grid, config: RunConfig) -> None:
+    """An ideal functionality protects nobody from a real server.
+
+    Raises:
+        ConfigError: the nodes are real ones, and `secure-sum` names no real protocol.
+    """
+    if isinstance(grid, HttpGrid) and config.secure_sum == "trusted":
+        raise ConfigError(
+            "secure-sum = 'trusted': exists in simulation only, and no real protocol is there yet"
+        )
 
 
 def open_folder(config: RunConfig) -> Path:

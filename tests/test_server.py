@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from flwr.superlink.grid import HttpGrid
 from support import LocalGrid, failed, json_of, run, tiny
 
 import server_app
@@ -73,6 +74,12 @@ class TestMistakes:
         server.main(LocalGrid(c), to_dict(c))
         assert not [record for record in flwr_log.records if record.levelname == "ERROR"]
         assert json_of(c, "summary.json")["rounds"] == 2
+
+
+def test_real_nodes_are_refused_an_ideal_functionality(config: Make) -> None:
+    """Flower hands a deployed ServerApp an HttpGrid; nothing may be asked of its nodes."""
+    with pytest.raises(ConfigError, match="secure-sum = 'trusted': exists in simulation only"):
+        server.run(HttpGrid.__new__(HttpGrid), config())
 
 
 def test_the_app_has_its_main() -> None:

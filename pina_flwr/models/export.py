@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,8 @@ def _peft_model(config: RunConfig, backbone: Backbone, base: str) -> Any:
         inference_mode=True,
     )
     model = copy.deepcopy(backbone.model).cpu()
-    wrapped = get_peft_model(model, settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # transformers on a name that PEFT uses
+        wrapped = get_peft_model(model, settings)
     wrapped.peft_config["default"].base_model_name_or_path = base
     return wrapped
