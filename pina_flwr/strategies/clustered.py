@@ -104,9 +104,7 @@ class ClusteredTraining(Strategy):
         timeout: float = 3600,
     ) -> Result:
         """Run all rounds of both stages; `Result.arrays` holds the cluster models [C, d] under "models"."""
-        models = initial_arrays or pack(
-            {"models": self.backbone.spec.start().expand(self.clusters, -1).numpy()}
-        )
+        models = initial_arrays or self._models_before_round_1()
         result = Result()
         for t in range(1, (num_rounds or self.rounds) + 1):
             began = time.monotonic()
@@ -202,8 +200,6 @@ class ClusteredTraining(Strategy):
         return (1, server_round) if server_round <= stage1 else (2, server_round - stage1)
 
     def _ask_for_updates(self, t: int, arrays: ArrayRecord) -> Question:
-        if t == 1 and self.start_of_models.rounds == 0:
-            arrays = self._first_models()
         named = {"models": unpack(arrays)["models"]}
         if self.choose(t) == "nearest":
             named |= self._first().arrays
@@ -252,8 +248,15 @@ class ClusteredTraining(Strategy):
         """Cluster models from what stage 1 found."""
         spec, last = self.backbone.spec, self.backbone.blocks[-1]
         if f"{last.index}.v.B" not in spec.trainable:
-            return pack({"models": spec.start().expand(self.clusters, -1).numpy()})
+            return self._shared_models()
         return pack({"models": torch.stack([with_centroid(spec, last, b) for b in self._first().b]).numpy()})
+
+    def _models_before_round_1(self) -> ArrayRecord:
+        return self._shared_models() if self.start_of_models.rounds else self._first_models()
+
+    def _shared_models(self) -> ArrayRecord:
+        """All models at the start that all users share."""
+        return pack({"models": self.backbone.spec.start().expand(self.clusters, -1).numpy()})
 
     def _first(self) -> FirstModels:
         if self.first is None:

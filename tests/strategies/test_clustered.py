@@ -269,6 +269,14 @@ class TestSecureSumFaults:
         assert all(row.weights is None and row.noise_std is None for row in rows if row.dropped)
         assert rows[-1].weights
 
+    @pytest.mark.parametrize("strategy", ["pina-ri", "ifca"])
+    def test_in_the_very_first_round(self, config: Make, strategy: str) -> None:
+        """Random cluster models stay apart: alike, they would all be picked first for ever."""
+        c = config(strategy=strategy, epsilon=math.inf, sampling_rate=0.95)
+        grid = run(c, 2, intercept=by_round({1: lost}))
+        np.testing.assert_array_equal(models_sent(grid, 2), models_sent(grid, 1))
+        assert len(np.unique(models_sent(grid, 2), axis=0)) == c.clusters
+
     @pytest.mark.parametrize("fault", ["lost", "nan"])
     def test_in_stage_1(self, config: Make, fault: str) -> None:
         """Neither the mean nor an iteration counts; the run goes on from what there is."""
