@@ -1,11 +1,17 @@
 """The ClientApp: hands each message to the node's side of the method (pina_flwr/client.py)."""
 
+import logging
+
 from flwr.app import ConfigRecord, ConfigRecordValues, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from pina_flwr import client
 from pina_flwr.config import ConfigError, parse
 from pina_flwr.messages import CONFIG, Task
+
+logging.getLogger("flwr").propagate = False  # a library sets up the root logger, which would print all twice
+for library in ("huggingface_hub", "httpx"):
+    logging.getLogger(library).setLevel(logging.ERROR)
 
 app = ClientApp()
 

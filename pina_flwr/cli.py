@@ -16,7 +16,7 @@ from pina_flwr.config import ConfigError, parse
 from pina_flwr.runner import RunResult, size
 from pina_flwr.runner import run as run_app
 from pina_flwr.runner.app import find_app, run_config
-from pina_flwr.runner.output import LOG, prepare
+from pina_flwr.runner.output import LOG, prepared
 from pina_flwr.runner.overrides import Scalar, absolute_paths, check_known, parse_overrides
 from pina_flwr.runner.progress import ProgressBar
 from pina_flwr.runner.superlink import INTERRUPTED
@@ -85,8 +85,7 @@ def _run(
 ) -> int:
     source = find_app(app_dir)
     overrides, target = _options(config, output, run_config(source))
-    prepare(target, overwrite=overwrite)
-    with _signals_caught() as caught:
+    with prepared(target, overwrite=overwrite), _signals_caught() as caught:
         simulation = size.measure(nodes)
         typer.echo(f"Starting Flower: {simulation}. Results go to {target}.")
         console = Console()

@@ -19,6 +19,7 @@ from pina_flwr.messages import Task, pack, unpack
 from pina_flwr.normality import rule_name
 from pina_flwr.privacy.gaussian_sum import ROUNDING, GaussianSum, clip
 from pina_flwr.privacy.guarantee import NoisePlan, plan
+from pina_flwr.privacy.noise import secret_generator
 from pina_flwr.secure_sum.interface import VECTOR
 from pina_flwr.stage1.directions import centred, unit
 from pina_flwr.stage1.dp_kmeans import contributions, nearest
@@ -118,7 +119,7 @@ def sketch(node: Node, task: Task, state: RecordDict) -> RecordDict:
     c, deltas = node.config, _centred(node, task)
     bound = sketch_clip_norm(c.clip_norm, c.sketch_size, deltas.shape[1])
     sketches = local_sketches(deltas, c.sketch_size, bound, node.plan.stage1, c.sketch_scale == "normalise")
-    shuffled = sketches[torch.randperm(len(sketches))].numpy()
+    shuffled = sketches.numpy()[secret_generator().permutation(len(sketches))]
     return RecordDict({SKETCHES: pack({"rows": shuffled})})
 
 
@@ -180,7 +181,8 @@ def evaluate(node: Node, task: Task, state: RecordDict) -> RecordDict:
     models = torch.from_numpy(task.arrays["models"])
     bench, natural = node.workbench, node.workbench.users.own_test_rows is not None
     groups = list(task.users) if natural else list(range(bench.users.test_groups))
-    part, parts = (0, 1) if natural else (node.partition, node.partitions)
+    # Only nodes with users are asked: those share the test images.
+    part, parts = (0, 1) if natural else (node.partition, min(node.partitions, len(bench.users)))
     correct, total = bench.test_correct(models, groups, part, parts)
     losses = bench.losses(task.users, models)
     answer = {

@@ -16,6 +16,11 @@ from typing import Any
 STRATEGIES = ("pina", "pina-ri", "fedavg", "ifca", "oracle")
 STAGE1 = ("dp-kmeans", "sketch", "random")
 NORMALITY = ("count", "paper", "paper-no-zeroing", "energy", "none")
+WITH_ONE_START = ("fedavg", "oracle")  # strategies whose models may start alike
+NEVER_EMPTY = ("output", "dataset", "backbone")
+LARGEST_INT = 2**63 - 1  # of TOML and of int64
+LARGEST_FLOAT = 3.4e38  # what float32 arithmetic can take
+LEAST_NOISE = 1e-6  # least z above 0
 
 
 class ConfigError(ValueError):
@@ -59,13 +64,15 @@ class RunConfig:
         "'disjoint': an image has one user; 'every-rotation': one a rotation",
         choices=("disjoint", "every-rotation"),
     )
-    augment: int = option(1, "each user's training set times this, by random crop and flip (paper: 5)", low=1)
+    augment: int = option(
+        1, "each user's training set times this, by random crop and flip (paper: 5)", low=1, high=1000
+    )
     test_images: int = option(0, "test images used, each in every rotation (0: all)", low=0)
 
     backbone: str = option("tiny-vit", "'tiny-vit' (embedded), a Hugging Face id, or a local folder")
-    image_size: int = option(0, "pixels a side fed to the backbone (0: its own size)", low=0)
-    clusters: int = option(4, "C, cluster models (fedavg uses 1)", low=1)
-    lora_rank: int = option(4, "LoRA rank r in stage 2", low=1)
+    image_size: int = option(0, "pixels a side fed to the backbone (0: its own size)", low=0, high=4096)
+    clusters: int = option(4, "C, cluster models (fedavg uses 1)", low=1, high=10000)
+    lora_rank: int = option(4, "LoRA rank r in stage 2", low=1, high=4096)
     lora_alpha: float = option(8.0, "LoRA alpha; updates are scaled by alpha / r", above=0)
     lora_targets: str = option("q,v", "attention projections with LoRA, of q, k, v, o, comma separated")
     lora_layers: int = option(1, "how many of the last layers have LoRA", low=1)
@@ -76,7 +83,7 @@ class RunConfig:
 
     stage1: str = option("dp-kmeans", "how cluster models are initialised", choices=STAGE1)
     t_in: int = option(10, "T_in, rounds of stage 1 (a private mean is one of them)", low=0)
-    stage1_rank: int = option(4, "LoRA rank in stage 1, at most lora-rank (paper: 1)", low=1)
+    stage1_rank: int = option(4, "LoRA rank in stage 1, at most lora-rank (paper: 1)", low=1, high=4096)
     stage1_epochs: int = option(10, "E in stage 1", low=1)
     stage1_learning_rate: float = option(0.1, "η in stage 1", above=0)
     sketch_target: str = option(
@@ -96,7 +103,7 @@ class RunConfig:
         choices=("clip", "normalise"),
     )
     sketch_size: int = option(4, "n, non-zero values of a sketch (half largest, half smallest)", low=2)
-    kmeans_restarts: int = option(16, "restarts of DP k-means, side by side in one release", low=1)
+    kmeans_restarts: int = option(16, "restarts of DP k-means, side by side in one release", low=1, high=4096)
     kmeans_memory: float = option(
         0.5, "weight of earlier iterations in a centroid: each sees a new cohort", low=0
     )
@@ -118,10 +125,10 @@ class RunConfig:
     server_lr: float = option(1.0, "server learning rate afterwards", above=0)
 
     sampling_rate: float = option(0.215, "q, probability with which each user joins a round", above=0, high=1)
-    clip_norm: float = option(1.0, "S, l2 bound on a user's contribution", above=0)
+    clip_norm: float = option(1.0, "S, l2 bound on a user's contribution", low=1e-12, high=1e12)
     epsilon: float = option(8.0, "ε in all, towards recipients of the models; inf: no noise", above=0)
     delta: float = option(0.0, "δ (0: |K|^-1.1)", low=0)
-    noise_multiplier: float = option(0.0, "z for both stages (0: calibrated from epsilon)", low=0)
+    noise_multiplier: float = option(0.0, "z for both stages (0: calibrated from epsilon)", low=0, high=1e6)
     stage1_budget: float = option(0.3, "share of ε that stage 1 may take (0: one z for both stages)", low=0)
     noise_cohort_size: int = option(10000, "noise of a cohort of this many users (0: the true cohort)", low=0)
     secure_sum: str = option(
@@ -132,9 +139,9 @@ class RunConfig:
     evaluate_every: int = option(1, "evaluate after every so many rounds (and after the last)", low=1)
     precision: str = option("float32", "arithmetic of the trainable blocks", choices=("float32", "bfloat16"))
     device: str = option("auto", "'auto', 'cpu', 'cuda', 'cuda:1', …")
-    cache_gib: float = option(2.0, "memory for frozen activations per process, GiB", low=0)
+    cache_gib: float = option(2.0, "memory for frozen activations per process, GiB", low=0, high=1e6)
     cache_dir: str = option("", "folder that keeps frozen activations between runs (empty: memory only)")
-    round_timeout: float = option(1800.0, "seconds after which a round is given up", above=0)
+    round_timeout: float = option(1800.0, "seconds after which a round is given up", above=0, high=1e7)
 
     @property
     def private(self) -> bool:
@@ -177,13 +184,24 @@ def parse(values: Mapping[str, Any]) -> RunConfig:
 def _coerce(spec: dataclasses.Field[Any], key: str, value: Any) -> Any:
     kind = type(spec.default)
     right_type = isinstance(value, bool) == (kind is bool)
+    if isinstance(value, int) and abs(value) > LARGEST_INT:  # left out: it may be too long to print
+        raise ConfigError(f"{key}: a whole number must be within ±{LARGEST_INT}")
     if kind is float and isinstance(value, int) and right_type:
         value = float(value)
     if not right_type or not isinstance(value, kind):
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
         raise ConfigError(f"{key} = {value!r}: must be {names[kind]}")
+    if isinstance(value, str):
+        _check_text(key, value)
     _check_bounds(spec.metadata, key, value)
     return value
+
+
+def _check_text(key: str, value: str) -> None:
+    if "\0" in value:
+        raise ConfigError(f"{key} = {value!r}: must have no NUL character")
+    if key in NEVER_EMPTY and not value.strip():
+        raise ConfigError(f"{key} = {value!r}: must not be empty")
 
 
 def _check_bounds(bounds: Mapping[str, Any], key: str, value: Any) -> None:
@@ -191,6 +209,8 @@ def _check_bounds(bounds: Mapping[str, Any], key: str, value: Any) -> None:
         raise ConfigError(f"{key} = {value!r}: must be one of {', '.join(bounds['choices'])}")
     if isinstance(value, float) and (math.isnan(value) or (math.isinf(value) and key != "epsilon")):
         raise ConfigError(f"{key} = {value!r}: must be a finite number")
+    if isinstance(value, float) and LARGEST_FLOAT < abs(value) < math.inf:
+        raise ConfigError(f"{key} = {value!r}: must be within ±{LARGEST_FLOAT:g}")
     if bounds["low"] is not None and value < bounds["low"]:
         raise ConfigError(f"{key} = {value!r}: must be at least {bounds['low']:g}")
     if bounds["above"] is not None and value <= bounds["above"]:
@@ -208,8 +228,8 @@ def _check_together(c: RunConfig) -> None:
             f"lora-targets = {c.lora_targets!r}: must be some of q, k, v, o, comma separated, each once",
         ),
         (
-            "v" in targets or c.stage1 == "random" or c.strategy != "pina",
-            f"lora-targets = {c.lora_targets!r}: must include v, the projection that stage 1 writes to",
+            "v" in targets or c.strategy in WITH_ONE_START,
+            f"lora-targets = {c.lora_targets!r}: must include v, the projection in which models start apart",
         ),
         (
             c.stage1_rank <= c.lora_rank,
@@ -228,6 +248,20 @@ def _check_together(c: RunConfig) -> None:
             c.strategy != "ifca" or not c.private,
             f"epsilon = {c.epsilon}, noise-multiplier = {c.noise_multiplier}: strategy 'ifca' runs without "
             "privacy; set inf and 0",
+        ),
+        (
+            c.noise_multiplier == 0 or c.noise_multiplier >= LEAST_NOISE,
+            f"noise-multiplier = {c.noise_multiplier}: must be 0 or at least {LEAST_NOISE:g}",
+        ),
+        (
+            c.noise_multiplier == 0 or c.epsilon in (RunConfig.epsilon, math.inf),
+            f"noise-multiplier = {c.noise_multiplier}: sets the noise itself, so epsilon = {c.epsilon} would "
+            "be ignored; leave one of them out",
+        ),
+        (
+            c.num_users == 0 or c.sampling_rate * c.num_users > 1 - 1e-9,  # 49 · (1 / 49) is under 1
+            f"sampling-rate = {c.sampling_rate}: means {c.sampling_rate * c.num_users:g} users a round with "
+            f"num-users = {c.num_users}; must be at least 1 / num-users",
         ),
         (
             c.strategy != "pina" or c.stage1 == "random" or c.t_in >= 1 + (c.sketch_centre == "private"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import time
@@ -25,7 +24,7 @@ from pina_flwr.report.plot import plot
 from pina_flwr.report.summary import print_summary, sentence, write_summary
 from pina_flwr.secure_sum.interface import open_secure_sum
 from pina_flwr.strategies import STRATEGIES
-from pina_flwr.strategies.clustered import ClusteredTraining, models_of
+from pina_flwr.strategies.clustered import ClusteredTraining, TrainingFailed, models_of
 from pina_flwr.strategies.hosts import discover
 from pina_flwr.strategies.recorder import Recorder
 
@@ -49,8 +48,8 @@ def main(grid: Grid, values: Mapping[str, Any]) -> None:
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """A user's mistake needs no traceback; Flower would print one."""
-    if record.exc_info and isinstance(record.exc_info[1], ConfigError):
+    """A reason in one line needs no traceback; Flower would print one."""
+    if record.exc_info and isinstance(record.exc_info[1], ConfigError | TrainingFailed):
         record.exc_info = None
     return True
 
@@ -60,6 +59,7 @@ def run(grid: Grid, config: RunConfig) -> None:
 
     Raises:
         ConfigError: found before training starts.
+        TrainingFailed: training can't go on, or came to nothing; the models so far are saved.
     """
     began = time.monotonic()
     refuse_deployment(grid, config)
@@ -73,7 +73,11 @@ def run(grid: Grid, config: RunConfig) -> None:
         config, backbone, hosts, noise, open_secure_sum(config.secure_sum), recorder.note
     )
     recorder.announce(strategy.rounds)
-    result = strategy.start(grid, timeout=config.round_timeout)
+    try:
+        result = strategy.start(grid, timeout=config.round_timeout)
+    except TrainingFailed as failure:
+        save_adapters(config, backbone, models_of(failure.models), folder / "adapters")
+        raise
     finish(config, strategy, result, recorder, folder, time.monotonic() - began)
 
 
@@ -118,7 +122,7 @@ def finish(
     seconds: float,
 ) -> None:
     """Write adapters, plot and summary, and print the table and the closing sentence."""
-    save_adapters(config, strategy.backbone, models_of(result), folder / "adapters")
+    save_adapters(config, strategy.backbone, models_of(result.arrays), folder / "adapters")
     summary = recorder.summary(seconds, strategy.clusters)
     plot(recorder.rows, folder / "metrics.png", f"{config.strategy} on {config.dataset}")
     write_summary(folder, summary)
@@ -130,4 +134,4 @@ def finish(
 
 def write_json(path: Path, value: Any) -> None:
     """Indented strict JSON (no NaN, no infinity)."""
-    path.write_text(json.dumps(json.loads(strict_json(value)), indent=2) + "\n", encoding="utf-8")
+    path.write_text(strict_json(value, indent=2) + "\n", encoding="utf-8")

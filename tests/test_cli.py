@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 import pina_flwr
 from pina_flwr.cli import app as pina
+from pina_flwr.runner.output import prepared
 
 
 def invoke(*arguments: str) -> Result:
@@ -37,6 +38,7 @@ class TestMistakes:
             (["-c", "sed=3"], "unknown option 'sed'; did you mean 'seed'?"),
             (["-c", "seed=x"], "seed = 'x': must be a whole number"),
             (["-c", "epsilon=-1"], "epsilon = -1.0: must be above 0"),
+            (["-c", "epsilon=1e400"], "epsilon = 1e400: is out of range"),
             (["-c", "clusters=2"], "clusters: must be listed under"),
             (["-c", "none.toml"], "none.toml: No such file"),
             (["-c", "seed"], "-c 'seed': must be key=value"),
@@ -61,6 +63,12 @@ class TestMistakes:
         assert result.exit_code == 2
         assert "already holds results (metrics.jsonl)" in result.stderr
         assert Path("results/metrics.jsonl").read_text() == '{"round": 1}\n'
+
+    def test_a_folder_in_use_is_refused(self, app):
+        with prepared(Path("results"), overwrite=False):
+            result = invoke("--overwrite")
+        assert result.exit_code == 2
+        assert result.stderr == f"error: output = {str(Path('results').resolve())!r}: in use by another run\n"
 
     def test_found_by_the_server_app_end_with_its_line(self, app):
         result = invoke("--app", str(app), "-c", "dataset=mistake")

@@ -9,6 +9,8 @@ import pytest
 from pina_flwr.config import ConfigError, RunConfig, key_of, parse, to_dict
 
 FIELDS = dataclasses.fields(RunConfig)
+INTS = [key_of(f.name) for f in FIELDS if type(f.default) is int]
+STRINGS = [key_of(f.name) for f in FIELDS if isinstance(f.default, str)]
 FLOATS = [key_of(f.name) for f in FIELDS if isinstance(f.default, float)]
 NATURAL = {"user-column": "writer_id", "rotations": 1}
 
@@ -122,6 +124,62 @@ def test_only_epsilon_may_be_infinite(key: str, value: float) -> None:
     assert message.startswith(f"{key} = {value!r}: must be ")
 
 
+@pytest.mark.parametrize("key", INTS + FLOATS + STRINGS + ["train-head"])
+@pytest.mark.parametrize("value", [2**63, -(2**63), 10**400, 10**5000], ids=lambda v: f"{v.bit_length()}bits")
+def test_whole_numbers_fit_64_bits(key: str, value: int) -> None:
+    assert mistake(**{key: value}) == f"{key}: a whole number must be within ±9223372036854775807"
+
+
+@pytest.mark.parametrize("key", [key for key in FLOATS if key != "epsilon"])
+@pytest.mark.parametrize("value", [3.5e38, -1e300, 1.7e308])
+def test_numbers_fit_float32(key: str, value: float) -> None:
+    assert mistake(**{key: value}) == f"{key} = {value!r}: must be within ±3.4e+38"
+
+
+@pytest.mark.parametrize("key", STRINGS)
+def test_strings_have_no_nul(key: str) -> None:
+    assert mistake(**{key: "a\0b"}) == f"{key} = 'a\\x00b': must have no NUL character"
+
+
+@pytest.mark.parametrize("key", ["output", "dataset", "backbone"])
+@pytest.mark.parametrize("value", ["", " ", "\t\n"])
+def test_names_are_not_empty(key: str, value: str) -> None:
+    assert mistake(**{key: value}) == f"{key} = {value!r}: must not be empty"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("cache-gib", 1e7),
+        ("round-timeout", 1e8),
+        ("image-size", 5000),
+        ("kmeans-restarts", 10**9),
+        ("clusters", 10**9),
+        ("lora-rank", 10**9),
+        ("stage1-rank", 10**9),
+        ("augment", 10**9),
+        ("clip-norm", 1e13),
+        ("clip-norm", 1e-13),
+        ("noise-multiplier", 1e7),
+        ("noise-multiplier", 1e-7),
+    ],
+)
+def test_what_would_exhaust_memory_or_arithmetic(key: str, value: Any) -> None:
+    assert mistake(**{key: value}).startswith(f"{key} = {value!r}: must be ")
+
+
+@pytest.mark.parametrize("users", [1, 3, 49, 107, 10**6])
+def test_one_expected_user_is_enough(users: int) -> None:
+    assert parse({"num-users": users, "sampling-rate": 1 / users}).num_users == users
+
+
+@pytest.mark.parametrize("start", [{"stage1": "random"}, {"strategy": "pina-ri"}, {"strategy": "ifca"}, {}])
+def test_models_that_would_start_identical(start: dict[str, Any]) -> None:
+    assert mistake(lora_targets="q", epsilon=math.inf, **start) == (
+        "lora-targets = 'q': must include v, the projection in which models start apart"
+    )
+
+
 @pytest.mark.parametrize(
     ("key", "message"),
     [
@@ -152,7 +210,17 @@ def test_unknown_options(key: str, message: str) -> None:
         ({"lora_targets": ""}, "lora-targets = '': must be some of q, k, v, o, comma separated, each once"),
         (
             {"lora_targets": "q, k", "stage1": "sketch"},
-            "lora-targets = 'q, k': must include v, the projection that stage 1 writes to",
+            "lora-targets = 'q, k': must include v, the projection in which models start apart",
+        ),
+        (
+            {"noise_multiplier": 1.0, "epsilon": 2.0},
+            "noise-multiplier = 1.0: sets the noise itself, so epsilon = 2.0 would be ignored; "
+            "leave one of them out",
+        ),
+        (
+            {"sampling_rate": 1e-9, "num_users": 20},
+            "sampling-rate = 1e-09: means 2e-08 users a round with num-users = 20; "
+            "must be at least 1 / num-users",
         ),
         ({"delta": 1.0}, "delta = 1.0: must be under 1"),
         ({"stage1_budget": 1.0}, "stage1-budget = 1.0: must be under 1"),
@@ -201,14 +269,16 @@ def test_options_that_do_not_go_together(options: dict[str, Any], message: str) 
     "options",
     [
         {"sampling-rate": 1.0},
-        {"sampling-rate": 1e-9},
+        {"sampling-rate": 1e-9, "num-users": 0} | NATURAL,
+        {"noise-multiplier": 1.0, "epsilon": 8.0},
+        {"noise-multiplier": 1e-6},
         {"normality-threshold": 1.0},
         {"t-no": 20, "t-tr": 20},
         {"stage1-rank": 4, "lora-rank": 4},
         {"count-share": 0.999},
         {"lora-targets": "v"},
         {"lora-targets": "q, k, v, o"},
-        {"lora-targets": "q", "stage1": "random"},
+        {"lora-targets": "q", "strategy": "oracle"},
         {"lora-targets": "q", "strategy": "fedavg"},
         {"strategy": "ifca", "epsilon": math.inf},
         {"t-in": 2},
@@ -218,7 +288,7 @@ def test_options_that_do_not_go_together(options: dict[str, Any], message: str) 
         {"num-users": 0, "images-per-user": 0} | NATURAL,
         {"strategy": "oracle", "rotations": 2, "clusters": 2},
         {"noise-cohort-size": 0},
-        {"seed": 2**63},
+        {"seed": 2**63 - 1},
     ],
 )
 def test_values_at_the_edge(options: dict[str, Any]) -> None:

@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
+from flwr.cli.build import build_fab_from_disk
 from mini_app import write_app
 from rich.console import Console
 
@@ -17,7 +19,7 @@ from pina_flwr.config import ConfigError
 from pina_flwr.report.metrics_log import MetricsLog, RoundRow
 from pina_flwr.runner import run
 from pina_flwr.runner.app import find_app, run_config, stage
-from pina_flwr.runner.output import EARLIER, prepare
+from pina_flwr.runner.output import EARLIER, LOCK, prepared
 from pina_flwr.runner.overrides import absolute_paths, check_known, parse_overrides
 from pina_flwr.runner.processes import ProcessGroup
 from pina_flwr.runner.progress import ProgressBar, RoundReader, time_left
@@ -85,6 +87,25 @@ class TestOverrides:
         with pytest.raises(ConfigError, match=r"binary\.toml: is not valid TOML"):
             parse_overrides([str(tmp_path / "binary.toml")], DEFAULTS)
 
+    @pytest.mark.parametrize("number", ["1e400", "-1e400", "1.5E+999", "1e-400", "9" * 30, "1_0e4_00"])
+    def test_a_number_out_of_range_is_named(self, tmp_path, number):
+        file = tmp_path / "x.toml"
+        file.write_text(f"epsilon = {number}")
+        for item in (f"epsilon={number}", str(file)):
+            with pytest.raises(ConfigError, match=r"^epsilon") as error:
+                parse_overrides([item], DEFAULTS)
+            assert "range" in str(error.value) or "within" in str(error.value)
+
+    @pytest.mark.parametrize("number", ["inf", "+inf", "-inf", "0.0", "0e5", "1e308"])
+    def test_what_is_meant_is_taken(self, tmp_path, number):
+        file = tmp_path / "x.toml"
+        file.write_text(f"epsilon = {number}")
+        for item in (f"epsilon={number}", str(file)):
+            assert parse_overrides([item], DEFAULTS) == {"epsilon": float(number)}
+
+    def test_a_whole_number_of_thousands_of_digits_is_left_to_the_validation(self):
+        assert parse_overrides(["seed=" + "1" * 5000], DEFAULTS) == {"seed": "1" * 5000}
+
     def test_an_option_that_the_app_lacks_is_named(self):
         check_known({"seed": 2}, DEFAULTS)
         with pytest.raises(ConfigError, match="clusters: must be listed"):
@@ -142,22 +163,51 @@ class TestApp:
         own = {"pyproject.toml", "server_app.py", "client_app.py"}
         assert copied == {*own, *files[:5]}
 
+    def test_the_copy_of_this_app_holds_its_code_and_no_results(self, tmp_path):
+        root = Path(pina_flwr.__file__).resolve().parents[1]
+        app = tmp_path / "app"
+        stage(root, app)
+        code = {p.relative_to(root).as_posix() for p in root.glob("pina_flwr/**/*.py")}
+        top = {"server_app.py", "client_app.py", "README.md", "LICENSE", "pyproject.toml", ".gitignore"}
+        assert {p.relative_to(app).as_posix() for p in app.rglob("*") if p.is_file()} == {
+            *code,
+            *top,
+            "pina_flwr/models/tiny_vit.json",
+        }
+        deep = app / "results/a/b/c/d/e/f/g/h/i/j/k"
+        deep.mkdir(parents=True)
+        (deep / "x.json").write_text("{}")
+        (app / "big.json").write_text(
+            os.urandom(6 << 20).hex()
+        )  # over 10 MiB if bundled: is not compressible
+        stage(app, tmp_path / "copy")
+        assert not list((tmp_path / "copy").rglob("x.json"))
+        bundle = build_fab_from_disk(tmp_path / "copy")
+        (app / "results").rename(tmp_path / "elsewhere")
+        assert bundle == build_fab_from_disk(app)  # as `flwr run` itself bundles it
+        names = set(zipfile.ZipFile(io.BytesIO(bundle)).namelist())
+        assert names == {*code, *top, "pina_flwr/models/tiny_vit.json", ".info/CONTENT"} - {".gitignore"}
+
 
 class TestOutput:
     def test_a_new_folder_is_made(self, tmp_path):
-        prepare(tmp_path / "a/b", overwrite=False)
-        assert list((tmp_path / "a/b").iterdir()) == []
+        with prepared(tmp_path / "a/b", overwrite=False):
+            assert [path.name for path in (tmp_path / "a/b").iterdir()] == [LOCK]
 
     def test_a_run_that_left_no_round_is_no_obstacle(self, tmp_path):
         MetricsLog(tmp_path)
         (tmp_path / "run.log").write_text("…")
-        prepare(tmp_path, overwrite=False)
+        with prepared(tmp_path, overwrite=False):
+            pass
 
     @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json"])
     def test_results_are_refused_and_stay(self, tmp_path, name):
         (tmp_path / name).write_text("{}")
-        with pytest.raises(ConfigError, match=f"already holds results \\({name}\\).*--overwrite"):
-            prepare(tmp_path, overwrite=False)
+        with (
+            pytest.raises(ConfigError, match=f"already holds results \\({name}\\).*--overwrite"),
+            prepared(tmp_path, overwrite=False),
+        ):
+            pass
         assert (tmp_path / name).read_text() == "{}"
 
     def test_overwrite_removes_what_a_run_wrote_and_nothing_else(self, tmp_path):
@@ -168,14 +218,48 @@ class TestOutput:
                 (tmp_path / name).mkdir()
                 (tmp_path / name / "file").write_text("x")
         (tmp_path / "notes.txt").write_text("mine")
-        prepare(tmp_path, overwrite=True)
-        assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+        with prepared(tmp_path, overwrite=True):
+            pass
+        assert sorted(path.name for path in tmp_path.iterdir()) == [LOCK, "notes.txt"]
+
+    @pytest.mark.parametrize("overwrite", [False, True])
+    def test_one_run_at_a_time(self, tmp_path, overwrite):
+        (tmp_path / LOCK).write_text("")  # left by an earlier run
+        with prepared(tmp_path, overwrite=False):
+            (tmp_path / "metrics.jsonl").write_text("{}")
+            with (
+                pytest.raises(ConfigError, match=f"^output = '{tmp_path}': in use by another run$"),
+                prepared(tmp_path, overwrite=overwrite),
+            ):
+                pass
+            assert (tmp_path / "metrics.jsonl").exists()
+        with prepared(tmp_path, overwrite=True):
+            pass
+
+    def test_a_killed_run_does_not_block(self, tmp_path):
+        script = (
+            "import sys, time; from pathlib import Path; from pina_flwr.runner.output import prepared\n"
+            f"with prepared(Path({str(tmp_path)!r}), overwrite=False): print(flush=True); time.sleep(60)\n"
+        )
+        env = os.environ | {"PYTHONPATH": str(Path(pina_flwr.__file__).parents[1])}
+        with subprocess.Popen([sys.executable, "-c", script], env=env, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"\n"
+            with pytest.raises(ConfigError, match="in use"), prepared(tmp_path, overwrite=False):
+                pass
+            process.kill()
+            process.wait()
+        with prepared(tmp_path, overwrite=False):
+            pass
 
     def test_a_file_in_the_way_is_named(self, tmp_path):
         (tmp_path / "file").write_text("")
         for path in (tmp_path / "file", tmp_path / "file/below", Path("/proc/pina")):
-            with pytest.raises(ConfigError, match=f"output = '{path}': must be a folder"):
-                prepare(path, overwrite=True)
+            with (
+                pytest.raises(ConfigError, match=f"output = '{path}': must be a folder"),
+                prepared(path, overwrite=True),
+            ):
+                pass
 
 
 class TestSize:

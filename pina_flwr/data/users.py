@@ -92,9 +92,9 @@ def load_users(config: RunConfig) -> Users:
 
 def _rotated(config: RunConfig, tables: Tables) -> Users:
     size, available = config.images_per_user, len(tables.train.labels)
-    groups = np.arange(config.num_users) % config.rotations
+    if size > available:
+        raise ConfigError(f"images-per-user = {size}: the data set has {available} training images")
     decks = config.rotations if config.deal == "every-rotation" else 1
-    hands = np.zeros(decks, dtype=int)
     needed = -(-config.num_users // decks) * size
     if needed > available:
         most = available // size * decks
@@ -102,6 +102,8 @@ def _rotated(config: RunConfig, tables: Tables) -> Users:
             f"num-users = {config.num_users}: {available} training images suffice for {most} users of "
             f"images-per-user = {size} under deal = {config.deal!r}"
         )
+    groups = np.arange(config.num_users) % config.rotations
+    hands = np.zeros(decks, dtype=int)
     orders = [generator(config.seed, "deal", deck).permutation(available) for deck in range(decks)]
     rows = []
     for group in groups:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, linear
@@ -22,6 +23,7 @@ from pina_flwr.models.block import Adapters, Block, Prepared, apply_block, find_
 
 EMBEDDED = "tiny-vit"
 HEADS = ("classifier", "cls_classifier")  # the second in a DeiT that was distilled
+HUB_PATIENCE = 8.0  # seconds to wait for the hub before its files are sought on disk alone
 PROBE_TOLERANCE = 1e-3  # relative; float32 sums in another order differ by about 1e-6
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -129,6 +131,7 @@ def load_backbone(config: RunConfig, num_classes: int, device: torch.device | No
     blocks = [find_block(layers[i], f"{prefix}.{i}", i, heads) for i in range(start, len(layers))]
     size = _size(config, model)
     mean, std = _normalisation(preprocessor, model.config.num_channels)
+    _check_rank(config, blocks[-1].fc2.out_features)
     spec, sketch = training_spec(config, blocks, num_classes), sketch_spec(config, blocks, num_classes)
     model.to(device or torch.device("cpu"))
     backbone = Backbone(
@@ -147,27 +150,44 @@ def load_backbone(config: RunConfig, num_classes: int, device: torch.device | No
     return replace(backbone, dtype=getattr(torch, config.precision))
 
 
+def _check_rank(config: RunConfig, hidden: int) -> None:
+    if config.lora_rank > hidden:
+        raise ConfigError(
+            f"lora-rank = {config.lora_rank}: must be at most the backbone's hidden size {hidden}"
+        )
+
+
 def _load_model(name: str, num_classes: int) -> tuple[Any, dict[str, Any]]:
     """The classifier in float32, and its preprocessor's settings when it has them."""
     from transformers import AutoModelForImageClassification
     from transformers.utils import cached_file, logging
 
     logging.set_verbosity_error()
+    huggingface_hub.utils.logging.set_verbosity_error()
     logging.disable_progress_bar()
     if name == EMBEDDED:
         from pina_flwr.models import tiny_vit
 
         return tiny_vit.load(num_classes), tiny_vit.preprocessor()
-    path = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+    folder = Path(name).expanduser()
+    path = str(folder) if folder.is_dir() else name
     try:
+        local = folder.is_dir() or not _hub_answers(name)
         model, loaded = AutoModelForImageClassification.from_pretrained(
             path,
             num_labels=num_classes,
             ignore_mismatched_sizes=True,
             dtype=torch.float32,
             output_loading_info=True,
+            local_files_only=local,
+            adapter_kwargs={"local_files_only": local},
         )
-        settings = cached_file(path, "preprocessor_config.json", _raise_exceptions_for_missing_entries=False)
+        settings = cached_file(
+            path,
+            "preprocessor_config.json",
+            local_files_only=local,
+            _raise_exceptions_for_missing_entries=False,
+        )
         preprocessor = json.loads(Path(settings).read_text()) if settings else {}
     except Exception as problem:  # the library raises many kinds, all of them about the user's model
         reason = _first_line(problem)
@@ -176,6 +196,16 @@ def _load_model(name: str, num_classes: int) -> tuple[Any, dict[str, Any]]:
         ) from problem
     _check_weights(name, model, loaded)
     return model, preprocessor
+
+
+def _hub_answers(name: str) -> bool:
+    """Ask the hub once; the library would ask many times for each file before it turns to its cache."""
+    url = huggingface_hub.hf_hub_url(name, "config.json")
+    try:
+        huggingface_hub.utils.get_session().head(url, timeout=HUB_PATIENCE)
+    except Exception:  # kinds differ by HTTP library; also raised if the library is told to stay offline
+        return False
+    return True
 
 
 def _check_weights(name: str, model: Any, loaded: dict[str, Any]) -> None:
@@ -259,8 +289,8 @@ def head_of(model: Any) -> str:
 def _check_tail(config: RunConfig, backbone: Backbone) -> None:
     """Compare prefix and tail with what the whole model hands to its classifier, on random pixels."""
     shape = (2, backbone.model.config.num_channels, backbone.size, backbone.size)
-    probe = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(backbone.device)
     try:
+        probe = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(backbone.device)
         expected = _classified(backbone.model, probe, _size_option(backbone.model, backbone.size))
     except Exception as problem:
         reason = _first_line(problem)

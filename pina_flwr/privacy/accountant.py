@@ -7,7 +7,6 @@ gives a valid ε: the choice of orders costs tightness, never safety. Adjacency:
 
 from __future__ import annotations
 
-import logging
 import math
 import warnings
 from collections.abc import Sequence
@@ -18,8 +17,6 @@ from numpy.typing import NDArray
 from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 
 from pina_flwr.privacy.releases import GaussianRelease, Release, UnprotectedRelease
-
-log = logging.getLogger(__name__)
 
 Curve = NDArray[np.float64]
 
@@ -47,14 +44,24 @@ def epsilon(releases: Sequence[Release], delta: float) -> float:
         ValueError: `delta` is not in (0, 1).
         TypeError: a release of an unknown type.
     """
+    return _search(releases, delta)[0]
+
+
+def is_loose(releases: Sequence[Release], delta: float) -> bool:
+    """Whether the best Rényi order for `epsilon` is the last one tried: valid, but not tight."""
+    return _search(releases, delta)[1]
+
+
+def _search(releases: Sequence[Release], delta: float) -> tuple[float, bool]:
+    """ε and whether it is loose."""
     if not 0 < delta < 1:
         raise ValueError(f"delta = {delta}: must be above 0 and under 1")
     gaussians = _gaussians(releases)
     if gaussians is None:
-        return math.inf
+        return math.inf, False
     if not gaussians:
-        return 0.0
-    orders = MIDDLE
+        return 0.0, False
+    orders, loose = MIDDLE, False
     spent, order = _convert(gaussians, orders, delta)
     if order == MIDDLE[0]:
         orders = LOW + MIDDLE
@@ -62,14 +69,11 @@ def epsilon(releases: Sequence[Release], delta: float) -> float:
         orders = MIDDLE + HIGH
     if orders is not MIDDLE:
         spent, order = _convert(gaussians, orders, delta)
-        if order in (orders[0], orders[-1]) and 0 < spent < math.inf:
-            log.warning(
-                "epsilon = %g is loose: the best Rényi order, %g, is the last one tried", spent, order
-            )
+        loose = order in (orders[0], orders[-1]) and 0 < spent < math.inf
     for _ in range(REFINEMENTS if math.isfinite(spent) else 0):
         orders = _around(order, orders)
         spent, order = _convert(gaussians, orders, delta)
-    return max(spent, 0.0)
+    return max(spent, 0.0), loose
 
 
 def _around(best: float, orders: tuple[float, ...]) -> tuple[float, ...]:

@@ -23,6 +23,7 @@ from typing import Any
 
 from pina_flwr.config import ConfigError, RunConfig
 from pina_flwr.privacy.accountant import epsilon as spent
+from pina_flwr.privacy.accountant import is_loose
 from pina_flwr.privacy.calibration import calibrate
 from pina_flwr.privacy.releases import GaussianRelease, Release, UnprotectedRelease
 
@@ -31,6 +32,13 @@ log = logging.getLogger(__name__)
 NO_NOISE = "No noise is added."
 POSITIONS = "A sketch shows which positions it keeps, and no noise hides them."
 IN_THE_CLEAR = "Each user sends its update and its cluster in the clear."
+TRUSTED = "The secure sum 'trusted' is an ideal functionality: nobody sees a single contribution."
+FLOATS = "The noise is continuous Gaussian in floats. Attacks on floating-point arithmetic are not covered."
+FOLLOWS = (
+    "The server is trusted to follow the protocol (it names the cohort, which sets each user's share of the "
+    "noise)."
+)
+LOGS = "Diagnostics are logged without noise. ε covers the models, not these logs."
 
 
 @dataclass(frozen=True)
@@ -180,6 +188,7 @@ def describe(
     `simulated`, `assumptions`. `delta`, `sketch` and `simulated` are None where they do not apply.
     """
     held = guarantee(config, noise, stage1_rounds, stage2_rounds)
+    _warn_if_loose(config, noise, stage1_rounds, stage2_rounds)
     sketched = held.sketch is not None
     return {
         "unit": "One user's whole data set.",
@@ -211,6 +220,43 @@ def describe(
         "simulated": _describe_simulation(config, noise, users),
         "assumptions": _assumptions(config),
     }
+
+
+def caveats(config: RunConfig, noise: NoisePlan, users: int) -> list[str]:
+    """What whoever reads the run's ε must know, most important first: for summary.json and the terminal."""
+    reason = guarantee(config, noise).recipient.reason
+    sentences = [reason] if reason else []
+    if not config.private:
+        return sentences
+    if _borrows_noise(config, noise, users):
+        sentences.insert(
+            0,
+            f"The noise is that of a cohort of {config.noise_cohort_size:,} users: ε holds for a deployment "
+            f"of that size, not for this run, whose rounds had about {config.sampling_rate * users:,.1f} "
+            "users.",
+        )
+    sentences += [*_delta_notes(config, noise, users), TRUSTED, FOLLOWS, FLOATS]
+    return [*sentences, LOGS] if config.diagnostics else sentences
+
+
+def _warn_if_loose(
+    config: RunConfig, noise: NoisePlan, stage1_rounds: int | None, stage2_rounds: int | None
+) -> None:
+    """One warning for the figures reported; those that a calibration tries are nobody's concern."""
+    planned1, planned2 = planned_rounds(config)
+    rounds1 = planned1 if stage1_rounds is None else stage1_rounds
+    rounds2 = planned2 if stage2_rounds is None else stage2_rounds
+    towards = {"recipients": config.sampling_rate, "the server": 1.0}
+    loose = [
+        who
+        for who, rate in towards.items()
+        if noise.delta
+        and is_loose(_as_paper_counts(released(config, noise, rounds1, rounds2, rate)), noise.delta)
+    ]
+    if loose:
+        log.warning(
+            "epsilon towards %s is loose: the best Rényi order is the last one tried", " and ".join(loose)
+        )
 
 
 def _delta(config: RunConfig, users: int) -> float:
@@ -291,24 +337,40 @@ def _finite(value: float) -> float | None:
 
 def _describe_simulation(config: RunConfig, noise: NoisePlan, users: int) -> dict[str, Any] | None:
     """What a noise cohort larger than the true one means; None if the noise is that of the run itself."""
-    size, cohort = config.noise_cohort_size, config.sampling_rate * users
-    if size <= cohort or noise.stage2 == 0:
+    if not _borrows_noise(config, noise, users):
         return None
+    size, cohort = config.noise_cohort_size, config.sampling_rate * users
     note = (
         f"ε is that of a deployment with {size} users a round, not of this run. "
         f"This run has {cohort:g} users a round. It adds {size / cohort:.4g} times less noise to each secure "
         "sum than its ε needs."
     )
-    deployed = size / config.sampling_rate
-    if noise.delta * deployed >= 1:
-        note += f" δ is not under 1 / {deployed:.0f}, the inverse of the number of users of that deployment."
+    note = " ".join([note, *_delta_notes(config, noise, users)])
     return {"noise_cohort_size": size, "expected_cohort": cohort, "note": note}
+
+
+def _borrows_noise(config: RunConfig, noise: NoisePlan, users: int) -> bool:
+    return noise.stage2 > 0 and config.noise_cohort_size > config.sampling_rate * users
+
+
+def _delta_notes(config: RunConfig, noise: NoisePlan, users: int) -> list[str]:
+    """A δ of 1 / n allows a mechanism that publishes the data of one of n users."""
+    notes = []
+    if noise.delta * users >= 1:
+        notes.append(f"δ is not under 1 / {users}, the inverse of the number of users of this run.")
+    deployed = config.noise_cohort_size / config.sampling_rate
+    if _borrows_noise(config, noise, users) and noise.delta * deployed >= 1:
+        notes.append(
+            f"δ is not under 1 / {deployed:.0f}, the inverse of the number of users of that deployment."
+        )
+    return notes
 
 
 def _assumptions(config: RunConfig) -> list[str]:
     sentences = [
-        "The secure sum 'trusted' is an ideal functionality: nobody sees a single contribution.",
-        "The noise is continuous Gaussian in floats. Attacks on floating-point arithmetic are not covered.",
+        TRUSTED,
+        FOLLOWS,
+        FLOATS,
         "The mean divides by the expected cohort q·|K|, a public number.",
     ]
     if config.deal == "every-rotation" and config.rotations > 1 and not config.user_column:
@@ -316,5 +378,5 @@ def _assumptions(config: RunConfig) -> list[str]:
             "An image may be dealt to several users. ε covers a user, not all copies of an image."
         )
     if config.diagnostics:
-        sentences.append("Diagnostics are logged without noise. ε covers the models, not these logs.")
+        sentences.append(LOGS)
     return sentences

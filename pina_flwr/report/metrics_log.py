@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,9 @@ def strict_json(value: Any, *, indent: int | None = None) -> str:
     Raises:
         TypeError: a value of another type.
     """
-    return json.dumps(_finite(value), allow_nan=False, indent=indent)
+    text = json.dumps(_finite(value), allow_nan=False, indent=indent, ensure_ascii=False)
+    # Half a surrogate pair, as in the name of a file that is no UTF-8, can't be written but escaped.
+    return re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def _finite(value: Any) -> Any:

@@ -94,9 +94,12 @@ class Summary:
     """Hidden groups; None where they are unknown (natural split)."""
     noise_multiplier: NoiseMultipliers
     caveats: list[str] = field(default_factory=list)
+    """What must be known to read ε (`guarantee.caveats`)."""
     epsilon_as_paper_counts: dict[str, float | None] | None = None
     """ε by adversary where the paper's count differs from ours; None otherwise."""
     dropped_rounds: int = 0
+    trained: bool = True
+    """A round of stage 2 counted; otherwise the models are those that training starts from."""
 
 
 def write_summary(folder: str | Path, summary: Summary) -> Path:
@@ -138,7 +141,7 @@ def read_summary(folder: str | Path) -> Summary:
 def print_summary(console: Console, summary: Summary, rows: Sequence[RoundRow], folder: str | Path) -> None:
     """Print the table, its caveats beneath, and where the report is."""
     console.print(table(summary, rows))
-    for caveat in (*_own_caveats(summary), *summary.caveats):
+    for caveat in summary.caveats:
         console.print(Text(f"• {caveat}"))
     # One unbroken line, so that the path can be clicked or copied.
     console.print(Text(f"Report: {Path(folder).resolve()}"), soft_wrap=True)
@@ -164,6 +167,11 @@ def sentence(summary: Summary, chance: float | None = None) -> str:
         summary: the run.
         chance: accuracy of guessing (1 / classes); an accuracy about or below it is said to be so.
     """
+    if not summary.trained:
+        return (
+            f"{_name(summary)} trained nothing: every round of stage 2 was dropped, so the models are those "
+            f"that training starts from,{_privacy_clause(summary)}."
+        )
     clusters, accuracy = _clusters_clause(summary), _accuracy_clause(summary, chance)
     dropped = (
         f", with {summary.dropped_rounds} of {summary.rounds} rounds dropped"
@@ -174,16 +182,19 @@ def sentence(summary: Summary, chance: float | None = None) -> str:
 
 
 def _clusters_clause(summary: Summary) -> str:
-    accuracy, groups = _finite(summary.clustering_accuracy), summary.groups
-    users = f"{summary.users:,} users"
+    accuracy = _finite(summary.clustering_accuracy)
+    # With fewer users than groups some groups are empty.
+    groups = None if summary.groups is None else min(summary.groups, summary.users)
+    users = "1 user" if summary.users == 1 else f"{summary.users:,} users"
     if summary.clusters == 1:
         return f"trained one model for {users}"
-    if summary.strategy == "oracle":
+    if summary.strategy == "oracle" and groups != 1:
         return f"was given the {groups} hidden groups of {users}"
     if groups is None:
         return f"trained {summary.clusters} cluster models for {users}, whose true groups are unknown,"
     if groups == 1:
-        return f"trained {summary.clusters} cluster models for {users}, who form one group,"
+        form = "forms" if summary.users == 1 else "form"
+        return f"trained {summary.clusters} cluster models for {users}, who {form} one group,"
     if accuracy is None:
         return f"trained {summary.clusters} cluster models for {users} (clustering accuracy not measured)"
     verdict = _verdict(round(accuracy, 2), enough_clusters=summary.clusters >= groups)
@@ -264,16 +275,6 @@ def _privacy_lines(summary: Summary) -> list[tuple[str, str]]:
         size = summary.noise_cohort_size
         lines.append(("noise of a cohort of", f"{size:,} users" if size else "the users who took part"))
     return lines
-
-
-def _own_caveats(summary: Summary) -> list[str]:
-    if not _borrows_noise(summary) or not _is_noisy(summary):
-        return []
-    size = f"{summary.noise_cohort_size:,}"
-    return [
-        f"The noise is that of a cohort of {size} users: ε holds for a deployment of that size, not for this "
-        f"run, whose rounds had about {summary.cohort:,.0f} users."
-    ]
 
 
 def _name(summary: Summary) -> str:

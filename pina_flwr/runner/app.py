@@ -6,6 +6,8 @@ import shutil
 import tomllib
 from pathlib import Path
 
+import pathspec
+
 import pina_flwr
 from pina_flwr.config import ConfigError
 from pina_flwr.runner.overrides import Scalar, flatten, read_toml
@@ -42,12 +44,22 @@ def run_config(app: Path) -> dict[str, Scalar]:
 
 
 def stage(app: Path, target: Path) -> None:
-    """Copy to `target` what a bundle of `app` may hold.
+    """Copy to `target` what a bundle of `app` may hold: what its `fab-include` names, if it has one.
 
     `flwr run` walks the whole folder, virtual environments included, which takes seconds and fails on paths
     of more than ten parts. It also edits a pyproject.toml of the old format in place: here, the copy's.
     """
-    shutil.copytree(app, target, ignore=_not_bundled, symlinks=True)
+    chosen = read_toml(app / CONFIG)["tool"]["flwr"]["app"].get("fab-include", ["*"])
+    spec = pathspec.GitIgnoreSpec.from_lines([*chosen, f"/{CONFIG}", "/.gitignore"])
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        paths = [Path(folder, name) for name in names]
+        return {path.name for path in paths if not _may_be_bundled(path) or not wanted(path)}
+
+    def wanted(path: Path) -> bool:
+        return path.is_dir() or spec.match_file(path.relative_to(app).as_posix())
+
+    shutil.copytree(app, target, ignore=left_out, symlinks=True)
 
 
 def _is_app(folder: Path) -> bool:
@@ -56,10 +68,6 @@ def _is_app(folder: Path) -> bool:
         return isinstance(config["tool"]["flwr"]["app"], dict)
     except (OSError, ValueError, LookupError, TypeError):
         return False
-
-
-def _not_bundled(folder: str, names: list[str]) -> set[str]:
-    return {name for name in names if not _may_be_bundled(Path(folder, name))}
 
 
 def _may_be_bundled(path: Path) -> bool:

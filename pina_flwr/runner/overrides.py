@@ -6,6 +6,7 @@ given, and a string needs no quotes, because shells remove them.
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,15 @@ from pina_flwr.config import ConfigError
 Scalar = bool | int | float | str
 
 PAIR = re.compile(r"""\s*([\w.-]+)=('[^']*'|"(?:[^"\\]|\\.)*"|[^\s'"]\S*)?(?=\s|$)""")
+LARGEST_INT = 2**63 - 1
+"""Flower sends whole numbers in 64 bits."""
 BUILT_IN = {"dataset": "digits", "backbone": "tiny-vit"}
+
+
+class _OutOfRange(float):
+    """A number written in a file or in a pair that a float can't hold: it became infinite or 0 unasked."""
+
+    text: str
 
 
 def parse_overrides(items: Iterable[str], defaults: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -28,14 +37,15 @@ def parse_overrides(items: Iterable[str], defaults: Mapping[str, Scalar]) -> dic
         defaults: the app's run config; an unquoted value of an option that is a string stays a string.
 
     Raises:
-        ConfigError: an argument is neither, or a file is missing or not TOML.
+        ConfigError: an argument is neither, a file is missing or not TOML, or a number is out of range.
     """
     merged: dict[str, Scalar] = {}
     for item in items:
         if item.endswith(".toml") and not PAIR.match(item):
             merged.update(flatten(read_toml(Path(item).expanduser())))
         else:
-            merged.update({key: _value(text, defaults.get(key)) for key, text in _pairs(item)})
+            pairs = _pairs(item)
+            merged.update({key: _in_range(key, _value(text, defaults.get(key))) for key, text in pairs})
     return merged
 
 
@@ -72,7 +82,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: the file is missing, can't be read or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"), parse_float=_float)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}; must be a TOML file") from error
     except ValueError as error:
@@ -80,13 +90,17 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
-    """Nested tables as one flat dictionary, their keys joined by dots, as Flower does."""
+    """Nested tables as one flat dictionary, their keys joined by dots, as Flower does.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
     flat: dict[str, Scalar] = {}
     for key, value in table.items():
         if isinstance(value, dict):
             flat.update(flatten(value, f"{prefix}{key}."))
         else:
-            flat[prefix + key] = value
+            flat[prefix + key] = _in_range(prefix + key, value)
     return flat
 
 
@@ -105,8 +119,28 @@ def _pairs(item: str) -> list[tuple[str, str]]:
 
 def _value(text: str, default: Scalar | None) -> Scalar:
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = tomllib.loads(f"value = {text}", parse_float=_float)["value"]
+    except ValueError:  # not TOML, or a whole number of thousands of digits
         return text
     is_scalar = isinstance(value, bool | int | float | str)
     return value if is_scalar and not (isinstance(default, str) and not isinstance(value, str)) else text
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    digits = text.lower().split("e")[0]
+    overflows = math.isinf(value) and text.lstrip("+-") != "inf"
+    if not overflows and (value != 0 or not re.search("[1-9]", digits)):
+        return value
+    beyond = _OutOfRange(value)
+    beyond.text = text
+    return beyond
+
+
+def _in_range(key: str, value: Scalar) -> Scalar:
+    """`value`; an infinity must be asked for by name, since epsilon = inf means no noise."""
+    if isinstance(value, _OutOfRange):
+        raise ConfigError(f"{key} = {value.text}: is out of range; must be 0, inf or from 1e-308 to 1e308")
+    if isinstance(value, int) and abs(value) > LARGEST_INT:
+        raise ConfigError(f"{key}: a whole number must be within ±{LARGEST_INT}")
+    return value

@@ -75,7 +75,7 @@ def run(
     Args:
         app: folder of a Flower app.
         overrides: run-config values that differ from those in the app's pyproject.toml.
-        output: absolute path of a folder that exists and holds no results (see `output.prepare`); the app
+        output: absolute path of a folder that exists and holds no results (see `output.prepared`); the app
             gets it as its option `output`.
         size: SuperNodes and their resources.
         on_line: receives each line that the app logs.

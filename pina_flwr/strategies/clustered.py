@@ -55,6 +55,15 @@ class Outcome:
 
 
 Listener = Callable[[Outcome], None]
+WORKER_DIED = "ActorDied"  # in Ray's words: a simulation worker was killed, and Flower starts no other
+
+
+class TrainingFailed(RuntimeError):
+    """Training can't go on, or came to nothing. `models` are the cluster models so far."""
+
+    def __init__(self, reason: str, models: ArrayRecord):
+        super().__init__(reason)
+        self.models = models
 
 
 class ClusteredTraining(Strategy):
@@ -103,9 +112,13 @@ class ClusteredTraining(Strategy):
         num_rounds: int = 0,
         timeout: float = 3600,
     ) -> Result:
-        """Run all rounds of both stages; `Result.arrays` holds the cluster models [C, d] under "models"."""
+        """Run all rounds of both stages; `Result.arrays` holds the cluster models [C, d] under "models".
+
+        Raises:
+            TrainingFailed: no round of stage 2 counted, or a worker of the simulation died.
+        """
         models = initial_arrays or self._models_before_round_1()
-        result = Result()
+        result, applied = Result(), 0
         for t in range(1, (num_rounds or self.rounds) + 1):
             began = time.monotonic()
             requests = list(self.configure_train(t, models, ConfigRecord(), grid))
@@ -117,6 +130,11 @@ class ClusteredTraining(Strategy):
                 self.aggregate_evaluate(t, grid.send_and_receive(questions, timeout=timeout))
             self._note(seconds=time.monotonic() - began)
             self.listen(self._outcome)
+            applied += self._outcome.stage == 2 and not self._outcome.dropped
+            if WORKER_DIED in self._outcome.dropped:
+                raise TrainingFailed("a worker of the simulation died, for want of memory perhaps", models)
+        if not applied:
+            raise TrainingFailed(f"every round of stage 2 was dropped: {self._outcome.dropped}", models)
         result.arrays = models
         return result
 
@@ -313,6 +331,6 @@ def sketches_in(reply: Message, width: int) -> np.ndarray | None:
     return rows if np.isfinite(rows).all() else None
 
 
-def models_of(result: Result) -> Tensor:
-    """The cluster models [C, d] of a finished run."""
-    return torch.from_numpy(unpack(result.arrays)["models"])
+def models_of(arrays: ArrayRecord) -> Tensor:
+    """The cluster models [C, d] that a record of a run holds."""
+    return torch.from_numpy(unpack(arrays)["models"])

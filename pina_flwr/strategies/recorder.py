@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 from pina_flwr.config import RunConfig
-from pina_flwr.privacy.guarantee import Bound, NoisePlan, epsilon_so_far, guarantee, planned_rounds
+from pina_flwr.privacy.guarantee import Bound, NoisePlan, caveats, epsilon_so_far, guarantee, planned_rounds
 from pina_flwr.report.metrics_log import MetricsLog, RoundRow
 from pina_flwr.report.summary import Epsilons, NoiseMultipliers, Summary
 from pina_flwr.strategies.clustered import Outcome
@@ -120,15 +120,11 @@ class Recorder:
             clusters=clusters,
             groups=None if c.user_column else c.rotations,
             noise_multiplier=NoiseMultipliers(stage1=self.plan.stage1, stage2=self.plan.stage2),
-            caveats=_caveats(held.recipient),
+            caveats=caveats(c, self.plan, len(self.hosts)),
             epsilon_as_paper_counts=_paper_counts(held.recipient, held.server, held.sketch),
             dropped_rounds=sum(row.dropped is not None for row in self.rows),
+            trained=any(row.stage == 2 and row.dropped is None for row in self.rows),
         )
-
-
-def _caveats(recipient: Bound) -> list[str]:
-    trusted = "The secure sum is simulated by a trusted party, and noise is continuous Gaussian in floats."
-    return [reason for reason in (recipient.reason, trusted) if reason]
 
 
 def _paper_counts(recipient: Bound, server: Bound, sketch: Bound | None) -> dict[str, float | None] | None:

@@ -5,6 +5,7 @@ Users of a node go through each step side by side, in passes of bounded memory.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 
@@ -158,8 +159,10 @@ def pick_device(name: str) -> torch.device:
     """The device of the run option `device`.
 
     Raises:
-        ConfigError: no such device here.
+        ConfigError: no such device, or not here.
     """
+    if not re.fullmatch("auto|cpu|cuda(:[0-9]{1,3})?", name):
+        raise ConfigError(f"device = {name!r}: must be auto, cpu, cuda or cuda:N")
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -49,6 +49,7 @@ def split(rows, parquet):
             "rotations": 1,
             "num-users": 0,
             "images-per-user": 0,
+            "sampling-rate": 1.0,
         }
         return load_users(parse(base | {key.replace("_", "-"): value for key, value in options.items()}))
 

@@ -12,6 +12,7 @@ from pina_flwr.data.users import Users, load_users
 
 
 def users_of(**options):
+    options = {"sampling_rate": 1.0} | options  # so that one user is enough
     return load_users(parse({key.replace("_", "-"): value for key, value in options.items()}))
 
 
@@ -90,7 +91,16 @@ def test_augmentation_multiplies_each_user_by_five():
 
 
 def test_augmentation_differs_between_users_and_seeds():
-    config = parse({"num-users": 4, "images-per-user": 6, "augment": 5, "rotations": 1, "clusters": 1})
+    config = parse(
+        {
+            "sampling-rate": 1.0,
+            "num-users": 4,
+            "images-per-user": 6,
+            "augment": 5,
+            "rotations": 1,
+            "clusters": 1,
+        }
+    )
     users = load_users(config)
     same_rows = Users(config, users.tables, [users.rows[0]] * 4, users.groups)
     assert torch.equal(same_rows.images(0)[:6], same_rows.images(1)[:6])
@@ -138,8 +148,17 @@ def test_too_many_users(options, most):
 
 
 def test_more_images_per_user_than_there_are():
-    with pytest.raises(ConfigError, match="suffice for 0 users of images-per-user = 1401"):
+    with pytest.raises(ConfigError, match=r"^images-per-user = 1401: the data set has 1400 training images$"):
         users_of(num_users=1, images_per_user=1401)
+
+
+@pytest.mark.parametrize("deal", ["every-rotation", "disjoint"])
+@pytest.mark.parametrize("count", [10**12, 2**63 - 1])
+def test_absurd_numbers_are_refused_before_memory_is_taken(deal, count):
+    with pytest.raises(ConfigError, match=f"^num-users = {count}: "):
+        users_of(num_users=count, deal=deal)
+    with pytest.raises(ConfigError, match=f"^images-per-user = {count}: "):
+        users_of(num_users=count, images_per_user=count, deal=deal)
 
 
 @pytest.mark.parametrize("key", ["user-column", "image-column", "label-column"])

@@ -3,12 +3,15 @@
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
 import transformers
+from huggingface_hub import hf_hub_url
 from PIL import Image
 from tiny_models import save_model
 
@@ -156,6 +159,21 @@ class TestRefusals:
     def test_missing_id(self, name):
         assert refusal(name).startswith(f"backbone = {name!r}: no image classifier can be loaded")
 
+    def test_hub_out_of_reach_is_asked_once(self, monkeypatch, capfd):
+        """A real request, to a port of this machine at which nobody listens."""
+        asked = []
+
+        def closed(*address):
+            asked.append(hf_hub_url(*address, endpoint="http://127.0.0.1:9"))
+            return asked[-1]
+
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(huggingface_hub, "hf_hub_url", closed)
+        message = refusal("nobody/no-such-model")
+        assert message.startswith("backbone = 'nobody/no-such-model': no image classifier can be loaded")
+        assert asked == ["http://127.0.0.1:9/nobody/no-such-model/resolve/main/config.json"]
+        assert "".join(capfd.readouterr()) == ""
+
     def test_empty_folder(self, tmp_path):
         assert refusal(tmp_path).startswith(f"backbone = '{tmp_path}': no image classifier can be loaded")
 
@@ -189,6 +207,21 @@ class TestRefusals:
     def test_more_lora_layers_than_layers(self, folder_of):
         message = refusal(folder_of("vit"), **{"lora-layers": 4})
         assert message == "lora-layers = 4: the backbone has 3 layers"
+
+    @pytest.mark.parametrize("kind", ["vit", "dinov2", "tiny-vit"])
+    def test_rank_above_the_hidden_size(self, load, kind):
+        hidden = load(kind).blocks[-1].fc2.out_features
+        assert load(kind, lora_rank=hidden).spec.lora_scale == 8 / hidden
+        with pytest.raises(ConfigError) as error:
+            load(kind, lora_rank=hidden + 1)
+        message = f"lora-rank = {hidden + 1}: must be at most the backbone's hidden size {hidden}"
+        assert str(error.value) == message
+
+    def test_image_too_large_for_memory(self, folder_of):
+        config = replace(parse({"backbone": folder_of("vit")}), image_size=4 * 10**7)
+        with pytest.raises(ConfigError, match=r"^image-size = 40000000: the backbone can't be run") as error:
+            load_backbone(config, 3)
+        assert "\n" not in str(error.value)
 
     @pytest.mark.parametrize("kind", ["vit", "dinov2"])
     @pytest.mark.parametrize("size", [1, 6, 9])

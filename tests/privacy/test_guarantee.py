@@ -10,6 +10,7 @@ from pina_flwr.config import ConfigError, RunConfig, parse
 from pina_flwr.privacy import accountant
 from pina_flwr.privacy.guarantee import (
     NoisePlan,
+    caveats,
     describe,
     epsilon_so_far,
     guarantee,
@@ -84,7 +85,7 @@ def test_without_amplification_recipient_and_server_agree() -> None:
 
 
 def test_given_noise_multiplier_wins_over_epsilon() -> None:
-    config = configured(noise_multiplier=1.0, epsilon=0.001)
+    config = configured(noise_multiplier=1.0)
     noise = plan(config, USERS)
     assert (noise.stage1, noise.stage2) == (1.0, 1.0)
     held = guarantee(config, noise)
@@ -182,7 +183,7 @@ def test_delta_under_one_over_users(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_one_user_must_set_delta() -> None:
-    options = {"noise_multiplier": 1.0, "noise_cohort_size": 0, "num_users": 1}
+    options = {"noise_multiplier": 1.0, "noise_cohort_size": 0, "num_users": 1, "sampling_rate": 1.0}
     with pytest.raises(ConfigError, match="set delta"):
         plan(configured(**options), 1)
     assert plan(configured(**options, delta=1e-5), 1).delta == 1e-5
@@ -246,9 +247,55 @@ def test_description_names_what_epsilon_does_not_cover() -> None:
     assert "opacus" in text["accountant"]
     assert "None" in text["server"]["amplification"]
     assumptions = " ".join(text["assumptions"])
-    for word in ("ideal functionality", "floating-point", "Diagnostics", "several users"):
+    for word in (
+        "ideal functionality",
+        "follow the protocol",
+        "floating-point",
+        "Diagnostics",
+        "several users",
+    ):
         assert word in assumptions
     quiet = configured(diagnostics=False, deal="disjoint")
     assert not {"Diagnostics", "several"} & set(
         " ".join(describe(quiet, plan(quiet, USERS), USERS)["assumptions"]).split()
     )
+
+
+def test_loose_figures_are_warned_of_once_and_not_while_calibrating(caplog: pytest.LogCaptureFixture) -> None:
+    config = configured(delta=0.999, epsilon=7.9)  # not in the cache of `plan`
+    with caplog.at_level(logging.WARNING):
+        noise = plan(config, USERS)
+        assert "loose" not in caplog.text
+        describe(config, noise, USERS)
+        guarantee(config, noise)
+    (loose,) = [record.getMessage() for record in caplog.records if "loose" in record.getMessage()]
+    assert "recipients" in loose
+
+
+class TestCaveats:
+    def of(self, **options: Any) -> list[str]:
+        config = configured(**options)
+        return caveats(config, plan(config, USERS), USERS)
+
+    def test_borrowed_noise_comes_first_then_delta_then_what_is_trusted(self) -> None:
+        said = self.of(delta=0.01)
+        for sentence, start in zip(
+            said,
+            [
+                "The noise is that of a cohort of 10,000 users: ε holds for a deployment",
+                "δ is not under 1 / 232,",
+                "δ is not under 1 / 46512,",
+                "The secure sum 'trusted' is an ideal functionality",
+                "The server is trusted to follow the protocol",
+                "The noise is continuous Gaussian",
+                "Diagnostics are logged without noise.",
+            ],
+            strict=True,
+        ):
+            assert sentence.startswith(start)
+
+    def test_only_what_applies(self) -> None:
+        text = " ".join(self.of(noise_cohort_size=0, delta=1e-6, diagnostics=False))
+        assert not any(word in text for word in ("cohort of", "δ", "Diagnostics"))
+        assert "positions" in " ".join(self.of(stage1="sketch"))
+        assert self.of(epsilon=math.inf) == ["No noise is added."]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from safetensors.torch import load_file
 from support import (
     LocalGrid,
@@ -26,12 +26,13 @@ from support import (
     with_vector,
 )
 
-from pina_flwr.client import SKETCHES
+from pina_flwr import server
+from pina_flwr.client import DIAGNOSTICS, SKETCHES
 from pina_flwr.config import RunConfig
-from pina_flwr.messages import EVALUATE, Task, pack, request
+from pina_flwr.messages import EVALUATE, Task, pack, request, unpack
 from pina_flwr.normality import Aggregates, rule
 from pina_flwr.secure_sum.interface import VECTOR
-from pina_flwr.strategies.clustered import sketches_in
+from pina_flwr.strategies.clustered import ClusteredTraining, TrainingFailed, sketches_in
 from pina_flwr.training.workbench import Workbench
 
 Make = Callable[..., RunConfig]
@@ -45,6 +46,15 @@ def final_models(config: RunConfig) -> np.ndarray:
 
 
 class TestSpread:
+    def test_all_test_images_count_when_nodes_outnumber_users(self, config: Make) -> None:
+        c = config(strategy="fedavg", epsilon=math.inf, num_users=2, sampling_rate=1.0, test_images=10)
+        grid = run(c, 5)
+        replies = [e.reply.content.array_records for e in grid.exchanges]
+        answers = [unpack(records[DIAGNOSTICS]) for records in replies if DIAGNOSTICS in records]
+        assert answers
+        rounds = len(rows_of(c))
+        assert sum(a["total"].sum() for a in answers) == 10 * c.rotations * rounds
+
     @pytest.mark.parametrize("stage1", ["dp-kmeans", "sketch"])
     def test_does_not_matter(self, config: Make, tmp_path: Path, stage1: str) -> None:
         models, scores = {}, {}
@@ -147,25 +157,40 @@ class TestCohort:
         first, second = ([e.task.users for e in run(c).trained()] for _ in range(2))
         assert (first == second) is not c.private
 
-    def test_if_empty_the_round_is_dropped_and_the_run_goes_on(
-        self, config: Make, flwr_log: pytest.LogCaptureFixture
+    def test_if_empty_in_all_rounds_the_run_has_failed_and_models_are_saved(
+        self, config: Make, flwr_log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        c = config(sampling_rate=1e-9, noise_multiplier=1.0)
-        grid = run(c, 2)
+        monkeypatch.setattr(ClusteredTraining, "_sample", lambda *_: [])
+        c = config(noise_multiplier=1.0)
+        with pytest.raises(TrainingFailed, match="every round of stage 2 was dropped: no user was sampled"):
+            run(c, 2)
         rows = rows_of(c)
         assert [row.dropped for row in rows] == ["no user was sampled"] * 4
         assert [row.cohort for row in rows] == [0] * 4
-        assert not grid.trained("update")
         assert "cohort 0 · DROPPED: no user was sampled" in flwr_log.text
-        assert json_of(c, "summary.json")["dropped_rounds"] == 4
+        assert not (Path(c.output) / "summary.json").exists()
+        assert len(list((Path(c.output) / "adapters").glob("*/adapter_config.json"))) == c.clusters
 
-    def test_if_empty_models_stay_as_they_are(self, config: Make) -> None:
-        c = config(strategy="fedavg", epsilon=math.inf, sampling_rate=0.02, t_tr=30)
+    def test_a_dead_worker_ends_the_run_at_once(self, config: Make) -> None:
+        """Flower starts no other, so every later round would be dropped too, and charged."""
+
+        def died(request: Message, reply: Message) -> list[Message]:
+            return [Message(Error(0, "ray.exceptions.ActorDiedError: the actor died"), reply_to=request)]
+
+        c = config(t_tr=5, noise_multiplier=1.0, sampling_rate=0.95)
+        with pytest.raises(TrainingFailed, match="a worker of the simulation died"):
+            run(c, 2, intercept=by_round({4: died}))
+        assert [row.dropped is None for row in rows_of(c)] == [True] * 3 + [False]
+        assert len(list((Path(c.output) / "adapters").glob("*/adapter_config.json"))) == c.clusters
+
+    def test_if_empty_models_stay_as_they_are(self, config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(ClusteredTraining, "_sample", lambda _, t: [] if t % 3 else [1, 2, 5])
+        c = config(strategy="fedavg", epsilon=math.inf, t_tr=12)
         grid = run(c)
         empty = [row.round for row in rows_of(c) if row.dropped]
         asked = [e.task.round for e in grid.trained()]
         assert empty
-        assert sorted(empty + asked) == list(range(1, 31))
+        assert sorted(empty + asked) == list(range(1, 13))
         models = {row.round: row.accuracy for row in rows_of(c)}
         assert all(models[t] == models[t - 1] for t in empty if t > 1)
 
@@ -290,8 +315,11 @@ class TestSecureSumFaults:
         assert np.linalg.norm(last, axis=2) == pytest.approx(1, abs=1e-5)
 
     def test_every_round(self, config: Make) -> None:
+        """Then nothing was trained, which is no success."""
         c = config(epsilon=math.inf)
-        grid = run(c, 2, intercept=by_round(dict.fromkeys(range(1, 5), failed), nodes=[0, 1]))
+        grid = LocalGrid(c, 2, intercept=by_round(dict.fromkeys(range(1, 5), failed), nodes=[0, 1]))
+        with pytest.raises(TrainingFailed, match="every round of stage 2 was dropped: a node failed: out of"):
+            server.run(grid, c)
         assert all(row.dropped for row in rows_of(c))
         np.testing.assert_array_equal(models_sent(grid, 2), models_sent(grid, 1))
 

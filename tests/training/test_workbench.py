@@ -259,13 +259,35 @@ class TestOpening:
         assert pick_device("cpu") == torch.device("cpu")
         assert pick_device("auto").type in ("cpu", "cuda")
 
-    @pytest.mark.parametrize("name", ["cuda:77", "gpu", "", "cpu:x"])
+    @pytest.mark.parametrize("name", ["cuda:77", "cuda:999", "cuda:007"])
     def test_device_that_is_not_there(self, name):
         with pytest.raises(
             ConfigError, match=rf"^device = '{name}': not available here \(.*\); use auto or cpu$"
         ) as error:
             pick_device(name)
         assert "\n" not in str(error.value)
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "",
+            "gpu",
+            "cpu:0",
+            "cpu:x",
+            "mps",
+            "meta",
+            "xpu",
+            "CPU",
+            "cuda:",
+            "cuda:-1",
+            "cuda:٣",
+            "cuda:10000",
+        ],
+    )
+    def test_device_that_cannot_be(self, name):
+        with pytest.raises(ConfigError) as error:
+            pick_device(name)
+        assert str(error.value) == f"device = {name!r}: must be auto, cpu, cuda or cuda:N"
 
     def test_kept_between_messages(self):
         config = configure()
