@@ -14,7 +14,7 @@ CASES = [
     ("vit", "v", {}),
     ("vit", "q,k,v,o", {"lora_layers": 3}),
     ("vit", "q,v", {"lora_layers": 2, "image_size": 16}),
-    ("vit-tanh", "k,o", {"lora_layers": 1, "stage1": "random"}),
+    ("vit-tanh", "k,o", {"lora_layers": 1, "strategy": "fedavg"}),
     ("vit-relu6", "q,k,v,o", {"lora_layers": 2, "lora_train_a": False}),
     ("deit", "q,k,v,o", {"lora_layers": 2, "train_head": False}),
     ("dinov2", "q,k,v,o", {"lora_layers": 1}),
