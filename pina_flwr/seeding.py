@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def _digest(seed: int, purpose: tuple[object, ...]) -> int:
@@ -23,5 +26,7 @@ def generator(seed: int, *purpose: object) -> np.random.Generator:
 
 def normal(seed: int, *purpose: object, shape: tuple[int, ...], std: float) -> torch.Tensor:
     """A float32 tensor of N(0, std²) that all parties derive alike from the seed."""
+    import torch  # here, since what only counts privacy is to start fast
+
     draw = generator(seed, *purpose).standard_normal(shape)
     return torch.from_numpy(draw * std).to(torch.float32)
