@@ -1,7 +1,10 @@
 import itertools
 import math
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import dp_accounting
 import numpy as np
@@ -11,8 +14,15 @@ from scipy import integrate
 from scipy.special import log_ndtr, ndtr
 
 from pina_flwr.privacy import accountant
-from pina_flwr.privacy.accountant import epsilon, is_loose
-from pina_flwr.privacy.releases import GaussianRelease, Release, UnprotectedRelease
+from pina_flwr.privacy.accountant import epsilon, epsilon_over_rounds, is_loose
+from pina_flwr.privacy.releases import (
+    DiscreteGaussianRelease,
+    GaussianRelease,
+    Release,
+    SkellamRelease,
+    UnprotectedRelease,
+    ZcdpRelease,
+)
 
 DELTA = 1e-5
 # (z, q, T) with ε between 0.02 and 30.
@@ -84,8 +94,95 @@ def test_two_mechanisms_compose() -> None:
     assert max(epsilon([r], DELTA) for r in releases) < joint < sum(epsilon([r], DELTA) for r in releases)
 
 
+def skellam(z: float, q: float, count: int, scale: float = 2000.0, size: int = 20_000) -> SkellamRelease:
+    """Noise of z times the l2 sensitivity `scale` in integers, on vectors of `size` coordinates."""
+    return SkellamRelease(scale * min(math.sqrt(size), scale), scale, (z * scale) ** 2, q, count)
+
+
+def discrete(z: float, q: float, count: int, scale: float = 2000.0) -> DiscreteGaussianRelease:
+    return DiscreteGaussianRelease(scale, (z * scale) ** 2, 100, 20_000, q, count)
+
+
 def test_known_value() -> None:
     assert epsilon([GaussianRelease(1.0, 0.215, 20)], 1e-5) == pytest.approx(8.0, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("z", "q", "count", "delta", "published"),
+    [(1.3, 150 / 60_000, 6000, 1e-5, 0.7242), (1.0, 1e-3, 30_000, 1e-7, 1.4155)],
+)
+def test_published_values(z: float, q: float, count: int, delta: float, published: float) -> None:
+    """From the tests of TensorFlow Privacy for DP-SGD: RDP with the conversion of Balle et al."""
+    assert epsilon([GaussianRelease(z, q, count)], delta) == pytest.approx(published, rel=2e-3)
+
+
+@pytest.mark.parametrize(("z", "q", "count"), CASES)
+def test_integer_noise_at_a_large_scale_costs_what_gaussian_noise_does(
+    z: float, q: float, count: int
+) -> None:
+    """But for whole orders only, which matter at large ε, and never less."""
+    plain = epsilon([GaussianRelease(z, q, count)], DELTA)
+    for integer in (skellam(z, q, count, 1e6), discrete(z, q, count, 1e6)):
+        assert plain * (1 - 1e-3) <= epsilon([integer], DELTA) <= plain * (1.07 if plain < 12 else 1.3)
+
+
+def test_the_smaller_the_scale_the_more_skellam_noise_costs() -> None:
+    spent = [epsilon([skellam(1.0, 0.215, 20, scale)], DELTA) for scale in (1e6, 1e3, 100.0, 30.0)]
+    assert all(a < b for a, b in itertools.pairwise(spent))
+    assert spent[1] < 1.01 * spent[0]
+
+
+def test_all_mechanisms_compose() -> None:
+    releases: list[Release] = [
+        skellam(1.5, 0.215, 8),
+        discrete(1.2, 0.215, 5),
+        GaussianRelease(2.0, 0.215, 4),
+        ZcdpRelease(0.05, 3),
+        UnprotectedRelease("never", 0),
+    ]
+    counterparts = [GaussianRelease(1.5, 0.215, 8), GaussianRelease(1.2, 0.215, 5), releases[2]]
+    counterparts.append(GaussianRelease(1 / math.sqrt(0.1), 1.0, 3))
+    joint = epsilon(releases, DELTA)
+    assert joint == pytest.approx(epsilon(counterparts, DELTA), rel=0.03)
+    assert max(epsilon([r], DELTA) for r in releases) < joint < sum(epsilon([r], DELTA) for r in releases)
+    assert epsilon([*releases, UnprotectedRelease("why", 1)], DELTA) == math.inf
+
+
+def test_zcdp_and_a_discrete_gaussian_without_sampling_use_fractional_orders() -> None:
+    """They cost what the Gaussian mechanism does, 1 / (2z²)-zCDP; Skellam noise has no such orders."""
+    plain = epsilon([GaussianRelease(0.5, 1.0, 10)], DELTA)
+    assert epsilon([ZcdpRelease(2.0, 10)], DELTA) == pytest.approx(plain, rel=1e-9)
+    assert epsilon([discrete(0.5, 1.0, 10)], DELTA) == pytest.approx(plain, rel=1e-9)
+    assert epsilon([skellam(0.5, 1.0, 10, 1e6)], DELTA) > 1.02 * plain
+
+
+def test_discrete_epsilon_is_monotone() -> None:
+    for kind in (skellam, discrete):
+        for falling in (
+            [epsilon([kind(z, 0.2, 20)], DELTA) for z in (0.5, 1.0, 1.01, 2.0, 10.0, 300.0)],
+            [epsilon([kind(1.0, q, 20)], DELTA) for q in (1.0, 0.9, 0.5, 0.2, 0.01, 1e-4)],
+            [epsilon([kind(1.0, 0.2, count)], DELTA) for count in (100, 20, 2, 1, 0)],
+        ):
+            assert all(a > b for a, b in itertools.pairwise(falling))
+
+
+def test_whole_orders_widen_upwards_and_are_loose_at_two() -> None:
+    little, much = skellam(5000.0, 1.0, 10), skellam(0.05, 1.0, 10)
+    exact = gaussian_epsilon(math.sqrt(10) / 5000, DELTA)
+    assert exact <= epsilon([little], DELTA) <= 1.6 * exact
+    assert not is_loose([little], DELTA)
+    assert not is_loose([skellam(1.0, 0.215, 20)], DELTA)
+    assert not is_loose([skellam(0.8, 0.215, 20)], 2.5e-3)  # order 2 for a Gaussian's 2.2
+    assert is_loose([skellam(0.8, 1.0, 20)], 2.5e-3)  # 2 for 1.6, which costs 8 %
+    assert is_loose([much], DELTA)
+
+
+def test_extreme_integer_noise_stays_on_the_safe_side() -> None:
+    assert epsilon([SkellamRelease(1e200, 1e200, 1e-200, 0.5, 1)], DELTA) == math.inf
+    assert epsilon([SkellamRelease(1.0, 1.0, 1e-300, 0.5, 1)], DELTA) > 1e100
+    assert 0 <= epsilon([SkellamRelease(1.0, 1.0, 1e300, 0.5, 1)], DELTA) < 1e-4
+    assert epsilon([DiscreteGaussianRelease(1e200, 1e-200, 1, 1, 0.5, 1)], DELTA) == math.inf
+    assert epsilon([ZcdpRelease(1e308, 10)], DELTA) == math.inf
 
 
 def test_closed_form_without_sampling() -> None:
@@ -106,35 +203,48 @@ def test_curve_against_quadrature(z: float, q: float, alpha: float) -> None:
         return density * (1 - q + q * math.exp((2 * x - 1) / (2 * z**2))) ** alpha
 
     moment, _ = integrate.quad(integrand, -15 * z, 15 * z + 2 * alpha, epsabs=1e-13, epsrel=1e-12, limit=500)
-    curve = accountant._curve(z, q, (alpha,))[0]
+    curve = accountant._curve(GaussianRelease(z, q, 1), (alpha,))[0]
     assert curve == pytest.approx(math.log(moment) / (alpha - 1), rel=1e-6)
 
 
 def test_orders_at_which_the_series_of_opacus_breaks_down() -> None:
     """At α = 47.005, q = 0.505, z = 37.4 it falls below 0, with which ε would be 0.1."""
     assert epsilon([GaussianRelease(37.4, 0.505, 20_000)], DELTA) == pytest.approx(10.1, abs=0.1)
-    below, at = accountant._curve(37.4, 0.505, (47.0, 47.005))
+    below, at = accountant._curve(GaussianRelease(37.4, 0.505, 1), (47.0, 47.005))
     assert at > below
 
 
 def test_a_falling_curve_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    release, orders = GaussianRelease(1.0, 0.5, 1), (1.5, 1.8, 2.0)
+    sound = accountant._curve(release, orders)
+
     def broken(value: float) -> None:
-        monkeypatch.setattr(accountant, "compute_rdp", lambda orders, **_: np.array([0.5, value]))
+        monkeypatch.setattr(accountant, "_series", lambda *_: np.array([sound[0], value]))
         accountant._curve.cache_clear()
 
-    for value in (0.4, math.nan):
+    for value in (0.5 * sound[0], 2 * sound[2], math.nan):
         broken(value)
         with pytest.raises(ArithmeticError, match="RDP"):
-            accountant._curve(1.0, 0.5, (2.0, 3.0))
-    broken(0.6)
-    assert accountant._curve(1.0, 0.5, (2.0, 3.0)) == pytest.approx([0.5, 0.6])
+            accountant._curve(release, orders)
+    broken(sound[1])
+    assert accountant._curve(release, orders) == pytest.approx(sound)
+    accountant._curve.cache_clear()
+
+
+def test_nan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (SkellamRelease, DiscreteGaussianRelease, ZcdpRelease, GaussianRelease):
+        monkeypatch.setattr(kind, "curve", lambda _, orders: np.full_like(orders, np.nan))
+    accountant._curve.cache_clear()
+    for release in (skellam(1.0, 1.0, 1), discrete(1.0, 1.0, 1), ZcdpRelease(1.0, 1), skellam(1.0, 0.5, 1)):
+        with pytest.raises((ArithmeticError, ValueError), match="NaN"):
+            epsilon([release], DELTA)
     accountant._curve.cache_clear()
 
 
 @pytest.mark.parametrize("z", [1e-9, 0.05, 0.3, 1.0, 7.0, 200.0, 1e12])
 def test_sampling_never_hurts(z: float) -> None:
     for orders in (accountant.LOW[-3:], accountant.MIDDLE, accountant.HIGH):
-        sampled, plain = accountant._curve(z, 0.3, orders), accountant._curve(z, 1.0, orders)
+        sampled, plain = (accountant._curve(GaussianRelease(z, q, 1), orders) for q in (0.3, 1.0))
         assert np.all(np.isfinite(sampled))
         assert np.all((sampled <= plain) & (sampled >= 0))
 
@@ -198,7 +308,78 @@ def test_extreme_noise_multipliers_stay_on_the_safe_side() -> None:
     assert 0 <= epsilon([GaussianRelease(1e200, 0.5, 1)], DELTA) < 1e-4
 
 
+@pytest.mark.parametrize("release", [skellam(0.8, 0.215, 1), GaussianRelease(1.1, 0.1, 1)])
+def test_epsilon_over_rounds(release: Release) -> None:
+    rounds = [0, 1, 2, 5, 20, 60, 150, 400, 1000]
+    before = [ZcdpRelease(0.02, 5)]
+    spent = epsilon_over_rounds([release], rounds, 1e-3, before)
+    each = [epsilon([*before, replace(release, count=n)], 1e-3) for n in rounds]
+    assert spent == pytest.approx(each, rel=0.01)
+    assert np.all(np.diff(spent) > 0)
+    assert spent[-1] == pytest.approx(each[-1], rel=1e-12)
+    assert list(epsilon_over_rounds([release], rounds[::-1], 1e-3, before)) == list(spent[::-1])
+
+
+def test_epsilon_over_rounds_without_guarantee_or_rounds() -> None:
+    release = skellam(1.0, 0.2, 1)
+    assert epsilon_over_rounds([release], [], DELTA).shape == (0,)
+    assert epsilon_over_rounds([release], [0, 0], DELTA).tolist() == [0, 0]
+    assert epsilon_over_rounds([], [0, 3], DELTA).tolist() == [0, 0]
+    assert epsilon_over_rounds([UnprotectedRelease("why", 1)], [0, 1], DELTA).tolist() == [0, math.inf]
+    assert epsilon_over_rounds([release], [0, 1], DELTA, [UnprotectedRelease("why", 1)]).min() == math.inf
+    paid = epsilon([release], DELTA)
+    assert epsilon_over_rounds([UnprotectedRelease("why", 1)], [0, 1], DELTA, [release])[0] == paid
+
+
+def test_epsilon_over_rounds_refuses_bad_input() -> None:
+    release = skellam(1.0, 0.2, 1)
+    with pytest.raises(ValueError, match="rounds"):
+        epsilon_over_rounds([release], [1, -1], DELTA)
+    with pytest.raises(TypeError, match="rounds"):
+        epsilon_over_rounds([release], [1.5], DELTA)  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="delta"):
+        epsilon_over_rounds([release], [], math.nan)
+    with pytest.raises(TypeError, match="object"):
+        epsilon_over_rounds([object()], [1], DELTA)  # type: ignore[list-item]
+
+
+def seconds(release: Release, rounds: int = 0) -> float:
+    """Least CPU time of three, without cached curves."""
+    times = []
+    for _ in range(3):
+        accountant._curve.cache_clear()
+        start = time.process_time()
+        if rounds:
+            epsilon_over_rounds([release], range(1, rounds + 1), DELTA)
+        else:
+            epsilon([release], DELTA)
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+def test_rounds_cost_no_time() -> None:
+    one = seconds(skellam(1.0, 0.2, 1))
+    assert seconds(skellam(1.0, 0.2, 1000)) < 10 * one + 0.01
+    assert seconds(skellam(1.0, 0.2, 1), 1000) < 50 * one + 0.02
+    assert one < 0.2  # half a millisecond on a laptop
+
+
+def test_integer_noise_needs_no_torch() -> None:
+    """Opacus takes seconds to import, which `pina privacy` has not."""
+    code = (
+        "import sys; from pina_flwr.privacy.calibration import calibrate;"
+        "from pina_flwr.privacy.releases import GaussianRelease, SkellamRelease, ZcdpRelease;"
+        "known = ZcdpRelease(0.1, 1);"
+        "calibrate(lambda z: [SkellamRelease(9e4, 2e3, (2e3 * z) ** 2, 0.2, 100), known], 8.0, 1e-5);"
+        "calibrate(lambda z: [GaussianRelease(z, 1.0, 100), known], 8.0, 1e-5);"
+        "print(*({'torch', 'opacus', 'dp_accounting'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == ""
+
+
 def test_a_thousand_rounds_take_under_two_seconds() -> None:
+    epsilon([GaussianRelease(1.1, 0.2, 1)], DELTA)  # imports Opacus
     accountant._curve.cache_clear()
     start = time.process_time()
     epsilon([GaussianRelease(1.1, 0.2, 1000), GaussianRelease(2.0, 0.2, 10)], DELTA)
