@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pina_flwr.privacy.gaussian_sum import clip
+from pina_flwr.privacy.clipping import clip
 from pina_flwr.stage1.directions import unit
 
 

@@ -12,19 +12,18 @@ from torch import Tensor
 from pina_flwr.config import RunConfig
 from pina_flwr.stage1.directions import initial_b, random_directions, unit
 from pina_flwr.stage1.dp_kmeans import best_restart, update
-from pina_flwr.stage1.sketch import cluster_sketches
+from pina_flwr.stage1.sketch import SketchMechanism, cluster_sketches, open_sketch, sketch_clip_norm
 
 
 @dataclass(frozen=True)
 class Question:
     """What the cohort is asked.
 
-    step: of the client. size: length of the vector that comes back through the secure sum (0: sketches come
-    back one by one). arrays: what the step needs.
+    step: of the client; "sketch" is answered one by one, others through the secure sum. arrays: what the
+    step needs.
     """
 
     step: str
-    size: int
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -122,10 +121,8 @@ class DPKMeans(_Centred):
     def ask(self, round_: int) -> Question:
         """See `Start.ask`."""
         if self._is_mean_round(round_):
-            return Question("mean", self.size)
-        return Question(
-            "lloyd", self.centroids.numel(), self._shared() | {"centroids": self.centroids.numpy()}
-        )
+            return Question("mean")
+        return Question("lloyd", self._shared() | {"centroids": self.centroids.numpy()})
 
     def receive(self, round_: int, answer: np.ndarray) -> None:
         """See `Start.receive`."""
@@ -145,19 +142,16 @@ class DPKMeans(_Centred):
 
 
 class LocalSketches(_Centred):
-    """The paper's stage 1: sketches under local DP from T_in rounds, clustered by k-means."""
+    """Sketches under local DP from T_in rounds, clustered by k-means: the paper's stage 1."""
 
     def __init__(self, config: RunConfig, size: int):
         super().__init__(config, size)
         self.rows: list[np.ndarray] = []
+        self.mechanism = sketch_mechanism(config, size)
 
     def ask(self, round_: int) -> Question:
         """See `Start.ask`."""
-        return (
-            Question("mean", self.size)
-            if self._is_mean_round(round_)
-            else Question("sketch", 0, self._shared())
-        )
+        return Question("mean") if self._is_mean_round(round_) else Question("sketch", self._shared())
 
     def receive(self, round_: int, answer: np.ndarray) -> None:
         """See `Start.receive`."""
@@ -168,12 +162,20 @@ class LocalSketches(_Centred):
 
     def models(self) -> FirstModels:
         """See `Start.models`. Without any sketch to go by, a random start: equal models would never part."""
-        rows = np.concatenate(self.rows) if self.rows else np.zeros((0, self.size), dtype=np.float32)
+        rows = np.concatenate(self.rows) if self.rows else np.zeros((0, self.mechanism.width), np.float32)
         if not rows.any():
             return RandomStart(self.config, self.size).models()
-        centroids = torch.from_numpy(cluster_sketches(rows, self.config.clusters, self.config.seed))
+        found = torch.from_numpy(cluster_sketches(rows, self.config.clusters, self.config.seed))
+        centroids = self.mechanism.lift(found)
         arrays = self._shared() | {"centroids": unit(centroids).numpy()}
         return FirstModels(initial_b(centroids, self.config.centroid_norm), arrays)
+
+
+def sketch_mechanism(config: RunConfig, size: int) -> SketchMechanism:
+    """How a run's users release a sketch of a ΔB of `size` numbers; S_in by Eq. 5."""
+    bound = sketch_clip_norm(config.clip_norm, config.sketch_size, size)
+    normalise = config.sketch_scale == "normalise"
+    return open_sketch(config.sketch, size, config.sketch_size, bound, normalise, config.seed)
 
 
 def open_start(config: RunConfig, size: int) -> Start:

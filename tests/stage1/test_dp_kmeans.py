@@ -5,7 +5,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from pina_flwr.privacy.gaussian_sum import GaussianSum
+from pina_flwr.config import parse
+from pina_flwr.privacy.cohort import shares
+from pina_flwr.privacy.noise import OSEntropy
+from pina_flwr.privacy.plan import Shapes
+from pina_flwr.privacy.sum_mechanism import open_mechanism
 from pina_flwr.stage1.directions import random_directions, unit
 from pina_flwr.stage1.dp_kmeans import best_restart, contributions, nearest, update
 
@@ -73,16 +77,20 @@ def test_update_gives_directions() -> None:
     torch.testing.assert_close(centroids, torch.tensor([[[0.6, 0.8], [0.0, 0.0]]]))
 
 
+@pytest.mark.parametrize("kind", ["skellam", "discrete-gaussian", "gaussian"])
 @pytest.mark.parametrize(("z", "cohort"), [(0.0, 0), (1.0, 0), (2.0, 0), (1.0, 10_000)])
-def test_finds_well_separated_directions_under_noise(z: float, cohort: int) -> None:
+def test_finds_well_separated_directions_under_noise(z: float, cohort: int, kind: str) -> None:
     """Noise of z on the sum over 400 users, seven iterations, four restarts: four groups in 64 dimensions."""
     directions, truth = groups(400, 4, 64, 0.6)
-    mechanism = GaussianSum(1.0, z, len(directions), cohort)
+    options = {"mechanism": kind, "noise-cohort-size": cohort, "kmeans-restarts": 4, "dropout-tolerance": 0.0}
+    config = parse({"num-users": 400, "sampling-rate": 1.0} | options)
+    assert shares(config, 400).honest == 400
+    mechanism = open_mechanism(config, "lloyd", z, 400, Shapes(sketch=64, adapter=64))
     centroids, best = random_directions(1, "restarts", 16, 64).reshape(4, 4, 64), 0
-    for _ in range(7):
+    for iteration in range(7):
         own = contributions(directions, centroids)
-        total = own.sum(dim=0).numpy() + mechanism.share(len(own), len(own), own.shape[1])
-        sums = torch.from_numpy(total).reshape(centroids.shape)
+        total = mechanism.decode(mechanism.protect(own, 400, iteration, OSEntropy()), iteration)
+        sums = torch.from_numpy(total).float().reshape(centroids.shape)
         best, centroids = best_restart(sums), update(sums)
     choices = nearest(directions, centroids[best])
     table = np.zeros((4, 4), dtype=int)

@@ -4,12 +4,20 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from torch import Tensor
 
-from pina_flwr.stage1.sketch import cluster_sketches, keep_largest, local_sketches, sketch_clip_norm
+from pina_flwr.config import SKETCHES, ConfigError
+from pina_flwr.stage1.sketch import SketchMechanism, cluster_sketches, open_sketch, sketch_clip_norm
 
-DELTA = [0.5, -3.0, 2.0, -0.1, 4.0, -1.0, 0.0, 1.0]
-KEPT = [0.0, -3.0, 2.0, 0.0, 4.0, -1.0, 0.0, 0.0]
+H, N, BOUND = 12, 4, 0.5
+
+
+def mechanism(kind: str, normalise: bool = False, seed: int = 1, size: int = N) -> SketchMechanism:
+    return open_sketch(kind, H, size, BOUND, normalise, seed)
+
+
+def random_deltas(users: int, scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(users, H, generator=torch.Generator().manual_seed(1))
 
 
 def test_eq_5() -> None:
@@ -18,60 +26,101 @@ def test_eq_5() -> None:
     assert sketch_clip_norm(3.0, 4, 64) == pytest.approx(0.75)
 
 
-class TestKeepLargest:
-    def test_two_largest_and_two_smallest(self) -> None:
-        assert keep_largest(torch.tensor([DELTA, [-x for x in DELTA]]), 4).tolist() == [
-            KEPT,
-            [-x for x in KEPT],
-        ]
+class TestOpenSketch:
+    def test_unknown_kind(self) -> None:
+        with pytest.raises(ValueError, match="unknown kind of sketch 'secret'"):
+            mechanism("secret")
 
-    def test_only_positive_entries_count_as_positive(self) -> None:
-        assert keep_largest(torch.tensor([[1.0, 2.0, 3.0, 0.5]]), 4).tolist() == [[0, 2, 3, 0]]
-        assert keep_largest(torch.tensor([[-1.0, 0.0, 0.0, 2.0]]), 4).tolist() == [[-1, 0, 0, 2]]
+    @pytest.mark.parametrize("bound", [0.0, -1.0, math.nan, math.inf])
+    @pytest.mark.parametrize("kind", SKETCHES)
+    def test_bound_that_cannot_be(self, kind: str, bound: float) -> None:
+        with pytest.raises(ValueError, match="bound"):
+            open_sketch(kind, H, N, bound, False, 1)
 
-    def test_all_zero(self) -> None:
-        assert not keep_largest(torch.zeros(2, 8), 4).any()
+    @pytest.mark.parametrize(
+        ("kind", "size", "most"),
+        [("projection", 13, 12), ("coordinates", 13, 12), ("private-support", 12, 11)],
+    )
+    def test_size_that_does_not_fit(self, kind: str, size: int, most: int) -> None:
+        with pytest.raises(
+            ConfigError, match=rf"^sketch-size = {size}: must be 1\.\.{most} with sketch = '{kind}'"
+        ):
+            mechanism(kind, size=size)
+        assert mechanism(kind, size=most).width in (most, H)
 
-    def test_more_than_there_are(self) -> None:
-        assert keep_largest(torch.tensor([[1.0, -2.0]]), 6).tolist() == [[1, -2]]
+    def test_paper_takes_any_size(self) -> None:
+        assert mechanism("paper", size=20).width == H
 
 
-class TestLocalSketches:
-    def test_clipped_to_s_in(self) -> None:
-        sketches = local_sketches(
-            torch.tensor([DELTA, [x / 100 for x in DELTA]]), 4, 0.5, 0.0, normalise=False
-        )
-        norm = math.sqrt(30)
-        expected = torch.tensor([[0.5 * x / norm for x in KEPT], [x / 100 for x in KEPT]])
-        torch.testing.assert_close(sketches, expected, atol=1e-6, rtol=1e-5)
-
-    def test_normalised_to_s_in(self) -> None:
-        sketches = local_sketches(
-            torch.tensor([DELTA, [x / 100 for x in DELTA]]), 4, 0.5, 0.0, normalise=True
-        )
-        torch.testing.assert_close(sketches.norm(dim=1), torch.full((2,), 0.5))
-
-    @pytest.mark.parametrize("normalise", [False, True])
-    def test_never_over_s_in(self, normalise: bool) -> None:
-        deltas = 5 * torch.randn(2_000, 16, generator=torch.Generator().manual_seed(1))
-        norms = local_sketches(deltas, 4, 0.3, 0.0, normalise).double().norm(dim=1)
-        assert norms.max() <= 0.3
-        assert norms.min() > 0.3 * (1 - 1e-5)
+@pytest.mark.parametrize("kind", SKETCHES)
+class TestEverySketch:
+    def test_shape_and_dtype(self, kind: str) -> None:
+        opened = mechanism(kind)
+        sketches = opened.release(random_deltas(5), 1.0)
+        assert sketches.shape == (5, opened.width)
+        assert sketches.dtype == torch.float32
+        assert opened.release(random_deltas(0), 1.0).shape == (0, opened.width)
+        assert opened.lift(sketches).shape == (5, H)
+        assert opened.lift(sketches).dtype == torch.float32
 
     @pytest.mark.parametrize("normalise", [False, True])
-    def test_noise_is_z_s_in_on_kept_values_only(self, normalise: bool) -> None:
-        deltas = torch.tensor([DELTA]).repeat(20_000, 1)
-        noisy = local_sketches(deltas, 4, 0.5, 2.0, normalise)
-        kept = torch.tensor(KEPT) != 0
-        assert not noisy[:, ~kept].any()
-        noise = (noisy - local_sketches(deltas, 4, 0.5, 0.0, normalise))[:, kept].double().numpy()
-        energy = (noise**2).sum() / (2.0 * 0.5) ** 2
-        assert stats.chi2.ppf(1e-8, noise.size) < energy < stats.chi2.isf(1e-8, noise.size)
+    @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+    def test_norm_without_noise(self, kind: str, scale: float, normalise: bool) -> None:
+        norms = mechanism(kind, normalise).release(random_deltas(500, scale), 0.0).double().norm(dim=1)
+        assert norms.max() <= BOUND
+        if normalise or scale > 1:
+            assert norms.min() > BOUND * (1 - 1e-5)
 
-    @pytest.mark.parametrize("row", [[0.0] * 8, [math.nan] * 8, [math.inf, -math.inf] * 4])
-    @pytest.mark.parametrize("normalise", [False, True])
-    def test_nothing_to_keep_gives_nothing(self, row: list[float], normalise: bool) -> None:
-        assert not local_sketches(torch.tensor([row]), 4, 0.5, 2.0, normalise).any()
+    def test_noise_differs_between_calls(self, kind: str) -> None:
+        opened, deltas = mechanism(kind), random_deltas(3)
+        assert not torch.equal(opened.release(deltas, 1.0), opened.release(deltas, 1.0))
+
+    def test_all_randomness_is_that_of_the_generator(self, kind: str) -> None:
+        opened, deltas = mechanism(kind), random_deltas(3)
+        first, second = (opened.release(deltas, 1.0, np.random.default_rng(7)) for _ in range(2))
+        assert torch.equal(first, second)
+
+    def test_public_part_is_that_of_the_seed(self, kind: str) -> None:
+        deltas = random_deltas(3)
+        same, again, other = (mechanism(kind, seed=seed).release(deltas, 0.0) for seed in (1, 1, 2))
+        assert torch.equal(same, again)
+        assert torch.equal(same, other) == (kind in ("paper", "private-support"))
+
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+    def test_update_not_finite_counts_as_zero(self, kind: str, bad: float) -> None:
+        spoilt, without = random_deltas(3), random_deltas(3)
+        spoilt[1, 2], without[1] = bad, 0
+        opened = mechanism(kind)
+        released = [opened.release(x, 0.7, np.random.default_rng(7)) for x in (spoilt, without)]
+        assert torch.equal(*released)
+        assert released[0].isfinite().all()
+
+    def test_memory_layout_and_dtype_do_not_matter(self, kind: str) -> None:
+        opened, deltas = mechanism(kind), torch.arange(3 * H).reshape(3, H)
+        expected = opened.release(deltas.float(), 1.0, np.random.default_rng(7))
+        for given in (deltas, deltas.double(), deltas.float().T.contiguous().T):
+            assert torch.equal(opened.release(given, 1.0, np.random.default_rng(7)), expected)
+
+    @pytest.mark.parametrize("shape", [(3, H - 1), (3, H + 1), (H,), (3, 1, H)])
+    def test_other_shapes_are_refused(self, kind: str, shape: tuple[int, ...]) -> None:
+        with pytest.raises(ValueError, match="must be"):
+            mechanism(kind).release(torch.zeros(shape), 1.0)
+
+    @pytest.mark.parametrize("z", [-1.0, math.nan, math.inf, 1e-7])
+    def test_noise_multiplier_that_cannot_be(self, kind: str, z: float) -> None:
+        with pytest.raises(ValueError, match="noise_multiplier"):
+            mechanism(kind).release(random_deltas(3), z)
+        with pytest.raises(ValueError, match="noise_multiplier"):
+            mechanism(kind).rho(z)
+
+    @pytest.mark.parametrize("z", [1e-6, 0.3, 1.0, 4.0, 1e6])
+    @pytest.mark.parametrize("size", [2, 8])
+    def test_rho(self, kind: str, z: float, size: int) -> None:
+        rho = mechanism(kind, size=size).rho(z)
+        assert rho == (None if kind == "paper" else pytest.approx(1 / (2 * z * z), rel=1e-12))
+
+    def test_no_noise_has_no_rho(self, kind: str) -> None:
+        assert mechanism(kind).rho(0.0) is None
 
 
 class TestClusterSketches:

@@ -12,7 +12,7 @@ H = 8
 
 
 def start(**options: object) -> Start:
-    usual = {"t-in": 3, "kmeans-restarts": 2, "clusters": 3, "epsilon": math.inf}
+    usual = {"t-in": 3, "kmeans-restarts": 2, "clusters": 3, "epsilon": math.inf, "sketch-size": 4}
     return open_start(parse(usual | {k.replace("_", "-"): v for k, v in options.items()}), H)
 
 
@@ -63,11 +63,11 @@ class TestDPKMeans:
     def test_the_mean_comes_first_and_goes_to_all_that_follow(self) -> None:
         opened = start()
         first = opened.ask(1)
-        assert (first.step, first.size, dict(first.arrays)) == ("mean", H, {})
+        assert (first.step, dict(first.arrays)) == ("mean", {})
         mean = np.linspace(-1, 1, H)
         opened.receive(1, mean)
         second = opened.ask(2)
-        assert (second.step, second.size) == ("lloyd", 2 * 3 * H)
+        assert second.step == "lloyd"
         np.testing.assert_array_equal(second.arrays["mean"], mean.astype(np.float32))
         assert second.arrays["centroids"].shape == (2, 3, H)
 
@@ -112,11 +112,12 @@ class TestLocalSketches:
         assert opened.ask(1).step == "mean"
         opened.receive(1, np.ones(H))
         question = opened.ask(2)
-        assert (question.step, question.size) == ("sketch", 0)
+        assert question.step == "sketch"
         np.testing.assert_array_equal(question.arrays["mean"], np.ones(H))
 
-    def test_clusters_the_sketches_of_all_rounds(self) -> None:
-        opened = start(stage1="sketch", sketch_centre="none", centroid_norm=0.0)
+    @pytest.mark.parametrize("sketch", ["paper", "private-support"])
+    def test_clusters_the_sketches_of_all_rounds(self, sketch: str) -> None:
+        opened = start(stage1="sketch", sketch=sketch, sketch_centre="none", centroid_norm=0.0)
         for row in range(3):
             opened.receive(row + 1, np.eye(3, H, dtype=np.float32)[[row]] * (row + 1))
         first = opened.models()
@@ -125,8 +126,40 @@ class TestLocalSketches:
         torch.testing.assert_close(torch.from_numpy(first.arrays["centroids"]), first.b / norms[:, None])
         assert "mean" not in first.arrays
 
-    def test_no_sketch_at_all(self) -> None:
+    @pytest.mark.parametrize("sketch", ["projection", "coordinates"])
+    def test_a_public_map_is_undone(self, sketch: str) -> None:
+        """Sketches are coordinates in a public basis; centroids are the points that they stand for."""
+        opened = start(stage1="sketch", sketch=sketch, sketch_centre="none", centroid_norm=0.0)
+        assert isinstance(opened, LocalSketches)
+        basis = opened.mechanism.lift(torch.eye(4))
+        torch.testing.assert_close(basis @ basis.mT, torch.eye(4))
+        for row in range(3):
+            opened.receive(row + 1, np.eye(4, dtype=np.float32)[[row]] * (row + 1))
+        first = opened.models()
+        assert first.b.shape == (3, H)
+        found = sorted((first.b @ basis.mT).tolist())
+        torch.testing.assert_close(
+            torch.tensor(found), torch.tensor([[0.0, 0, 3, 0], [0, 2, 0, 0], [1, 0, 0, 0]])
+        )
+        torch.testing.assert_close(
+            torch.from_numpy(first.arrays["centroids"]), first.b / first.b.norm(dim=1, keepdim=True)
+        )
+
+    @pytest.mark.parametrize("sketch", ["projection", "coordinates"])
+    def test_the_public_map_is_the_seeds(self, sketch: str) -> None:
+        """The same on the server and on every node; another one with another seed."""
+
+        def lifted(seed: int) -> torch.Tensor:
+            opened = start(stage1="sketch", sketch=sketch, seed=seed)
+            assert isinstance(opened, LocalSketches)
+            return opened.mechanism.lift(torch.eye(4))
+
+        assert torch.equal(lifted(1), lifted(1))
+        assert len({tuple(lifted(seed).flatten().tolist()) for seed in range(5)}) > 1
+
+    @pytest.mark.parametrize("sketch", ["projection", "coordinates", "private-support", "paper"])
+    def test_no_sketch_at_all(self, sketch: str) -> None:
         """Equal models would all be picked first by everybody, so the start is random then."""
-        first = start(stage1="sketch").models()
+        first = start(stage1="sketch", sketch=sketch).models()
         torch.testing.assert_close(first.b, start(stage1="random").models().b)
         assert not first.arrays
