@@ -2,283 +2,358 @@ import itertools
 import json
 import logging
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pina_flwr.config import ConfigError, RunConfig, parse
+from pina_flwr.config import RunConfig, parse
 from pina_flwr.privacy import accountant
 from pina_flwr.privacy.guarantee import (
-    NoisePlan,
+    Bound,
+    Subject,
     caveats,
     describe,
     epsilon_so_far,
     guarantee,
-    plan,
-    planned_rounds,
-    released,
 )
-from pina_flwr.privacy.releases import GaussianRelease, UnprotectedRelease
+from pina_flwr.privacy.plan import POSITIONS, NoisePlan, Shapes, plan
+from pina_flwr.privacy.releases import (
+    DiscreteGaussianRelease,
+    GaussianRelease,
+    Release,
+    SkellamRelease,
+    UnprotectedRelease,
+    ZcdpRelease,
+)
 
 USERS = 232
 Q, T_IN, T_TR = 0.215, 10, 20
+SHAPES = Shapes(256, 1674)  # of tiny-vit
+GAUSSIAN: dict[str, Any] = {"mechanism": "gaussian"}
+MECHANISMS = ["skellam", "discrete-gaussian", "gaussian"]
+WITHOUT_STAGE1: list[dict[str, Any]] = [
+    {"strategy": "fedavg"},
+    {"strategy": "pina-ri"},
+    {"strategy": "oracle"},
+    {"strategy": "pina", "stage1": "random"},
+    {"strategy": "fedavg", "stage1": "sketch"},
+]
 
 
 def configured(**options: Any) -> RunConfig:
     return parse({name.replace("_", "-"): value for name, value in options.items()})
 
 
-def epsilon(*releases: GaussianRelease, delta: float = USERS**-1.1) -> float:
+def subject(users: int = USERS, earlier: tuple[Release, ...] = (), **options: Any) -> Subject:
+    config = configured(**options)
+    return Subject(config, plan(config, users, SHAPES, earlier), users, SHAPES, earlier)
+
+
+def epsilon(*releases: Release, delta: float = USERS**-1.1) -> float:
     return accountant.epsilon(releases, delta)
 
 
-def test_stage1_gets_its_share_and_both_stages_the_whole() -> None:
-    config = configured(stage1_budget=0.3, epsilon=8.0)
-    noise = plan(config, USERS)
-    assert noise.delta == pytest.approx(USERS**-1.1)
-    alone = GaussianRelease(noise.stage1, Q, T_IN)
-    assert 0.99 * 0.3 * 8 < epsilon(alone) <= 0.3 * 8
-    both = epsilon(alone, GaussianRelease(noise.stage2, Q, T_TR))
-    assert 0.99 * 8 < both <= 8
-    assert guarantee(config, noise).recipient.epsilon == both
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_recipients_get_the_epsilon_that_was_asked_for(mechanism: str) -> None:
+    held = guarantee(subject(mechanism=mechanism))
+    assert held.delta == pytest.approx(USERS**-1.1)
+    assert 0.99 * 8 < held.recipient.epsilon <= 8 < held.server.epsilon < math.inf
+    assert held.sketch is None
+    for bound in (held.recipient, held.server):
+        assert bound.epsilon == bound.as_paper_counts == epsilon(*bound.releases)
+        assert bound.reason == ""
 
 
-def test_no_stage1_budget_means_one_noise_multiplier() -> None:
-    config = configured(stage1_budget=0.0, epsilon=2.0)
-    noise = plan(config, USERS)
-    assert noise.stage1 == noise.stage2
-    assert 0.99 * 2 < epsilon(GaussianRelease(noise.stage2, Q, T_IN + T_TR)) <= 2
+def test_figures_of_the_gaussian_mechanism() -> None:
+    """Written out: sampled towards recipients, unsampled and up to the cap towards the server."""
+    about = subject(**GAUSSIAN, participation_cap=T_TR)
+    z1, z2 = about.noise.stage1, about.noise.stage2
+    held = guarantee(about)
+    assert held.recipient.epsilon == epsilon(GaussianRelease(z1, Q, T_IN), GaussianRelease(z2, Q, T_TR))
+    assert held.server.epsilon == epsilon(GaussianRelease(z1, 1.0, T_IN), GaussianRelease(z2, 1.0, T_TR))
+    capped = guarantee(replace(about, config=replace(about.config, participation_cap=3)))
+    assert capped.recipient == held.recipient
+    of_updates = GaussianRelease(z2, 1.0, 3)
+    least, most = (epsilon(GaussianRelease(z1, 1.0, n), of_updates) for n in (3, 4))
+    assert least <= capped.server.epsilon <= most  # the round of the mean may come on top
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"strategy": "fedavg"},
-        {"strategy": "pina-ri"},
-        {"strategy": "oracle"},
-        {"strategy": "pina", "stage1": "random"},
-        {"strategy": "fedavg", "stage1": "sketch"},
-    ],
-)
-def test_without_stage1_the_budget_is_stage2s(options: dict[str, str]) -> None:
-    config = configured(**options)
-    noise = plan(config, USERS)
-    assert planned_rounds(config) == (0, T_TR)
-    assert noise.stage1 == 0
-    assert 0.99 * 8 < epsilon(GaussianRelease(noise.stage2, Q, T_TR)) <= 8
-    held = guarantee(config, noise)
-    assert held.recipient.epsilon <= 8 < held.server.epsilon < math.inf
+@pytest.mark.parametrize("options", WITHOUT_STAGE1, ids=str)
+def test_without_stage1_the_budget_is_stage2s(options: dict[str, Any]) -> None:
+    held = guarantee(subject(**options))
+    assert 0.99 * 8 < held.recipient.epsilon <= 8 < held.server.epsilon < math.inf
     assert held.sketch is None
 
 
-def test_server_has_no_amplification_and_sees_all_rounds() -> None:
-    config = configured()
-    noise = plan(config, USERS)
-    expected = epsilon(GaussianRelease(noise.stage1, 1.0, T_IN), GaussianRelease(noise.stage2, 1.0, T_TR))
-    assert guarantee(config, noise).server.epsilon == expected
-
-
-def test_without_amplification_recipient_and_server_agree() -> None:
-    config = configured(sampling_rate=1.0)
-    held = guarantee(config, plan(config, USERS))
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_without_amplification_recipient_and_server_agree(mechanism: str) -> None:
+    held = guarantee(subject(sampling_rate=1.0, mechanism=mechanism))
     assert held.recipient == held.server
 
 
-def test_given_noise_multiplier_wins_over_epsilon() -> None:
-    config = configured(noise_multiplier=1.0)
-    noise = plan(config, USERS)
-    assert (noise.stage1, noise.stage2) == (1.0, 1.0)
-    held = guarantee(config, noise)
+def test_given_noise_multiplier() -> None:
+    held = guarantee(subject(noise_multiplier=1.0, **GAUSSIAN))
     assert held.recipient.epsilon == epsilon(GaussianRelease(1.0, Q, T_IN + T_TR))
-    assert plan(configured(noise_multiplier=1.0, epsilon=math.inf), USERS) == noise
-    assert plan(configured(noise_multiplier=1.0, strategy="fedavg"), USERS).stage1 == 0
 
 
 @pytest.mark.parametrize("strategy", ["pina", "fedavg", "ifca"])
-def test_without_privacy_there_is_no_noise_and_no_epsilon(strategy: str) -> None:
-    config = configured(strategy=strategy, epsilon=math.inf)
-    noise = plan(config, 1)
-    assert noise == NoisePlan(0.0, 0.0, 0.0)
-    held = guarantee(config, noise)
+def test_without_privacy_there_is_no_epsilon(strategy: str) -> None:
+    about = subject(users=1, strategy=strategy, epsilon=math.inf)
+    held = guarantee(about)
     for bound in (held.recipient, held.server):
         assert bound.epsilon == bound.as_paper_counts == math.inf
         assert "No noise" in bound.reason
-    assert epsilon_so_far(config, noise, 0, 1) == math.inf
-    assert epsilon_so_far(config, noise, 0, 0) == 0
+    assert epsilon_so_far(about, 0, 1) == math.inf
+    assert epsilon_so_far(about, 0, 0) == 0
 
 
 def test_ifca_is_never_private() -> None:
-    """`parse` refuses it already; a configuration built otherwise gets no further."""
+    """`parse` refuses it already; a configuration built otherwise gets no guarantee."""
     config = RunConfig(strategy="ifca", noise_multiplier=1.0)
-    with pytest.raises(ConfigError, match="ifca"):
-        plan(config, USERS)
-    assert guarantee(config, NoisePlan(0.0, 1.0, 1e-5)).recipient.epsilon == math.inf
+    held = guarantee(Subject(config, NoisePlan(0.0, 1.0, 1e-5), USERS, SHAPES))
+    for bound in (held.recipient, held.server):
+        assert bound.epsilon == math.inf
+        assert "in the clear" in bound.reason
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_reproducible_noise_has_no_epsilon(mechanism: str) -> None:
+    about = subject(mechanism=mechanism, reproducible_noise=True)
+    held = guarantee(about)
+    for bound in (held.recipient, held.server):
+        assert bound.epsilon == bound.as_paper_counts == math.inf
+        assert "reproducible-noise" in bound.reason
+    assert epsilon_so_far(about, 1, 0) == math.inf
+    assert "reproducible-noise" in caveats(about)[1]
+    assert describe(about)["recipient"]["epsilon"] is None
 
 
 class TestPaperSketch:
     """Positions have no finite ε; values count as an unamplified Gaussian of one release a round."""
 
-    config = configured(stage1="sketch")
+    about = subject(stage1="sketch", sketch="paper", participation_cap=T_IN, **GAUSSIAN)
 
-    def test_releases(self) -> None:
-        noise = NoisePlan(3.0, 1.0, 1e-5)
-        assert released(self.config, noise, T_IN, T_TR, Q) == [
-            GaussianRelease(3.0, Q, 1),  # the private mean
-            GaussianRelease(3.0, 1.0, T_IN - 1),
-            GaussianRelease(1.0, Q, T_TR),
-            UnprotectedRelease("A sketch shows which positions it keeps, and no noise hides them.", T_IN - 1),
-        ]
-
-    def test_without_a_private_mean_all_rounds_are_sketches(self) -> None:
-        config = configured(stage1="sketch", sketch_centre="none")
-        assert released(config, NoisePlan(3.0, 1.0, 1e-5), T_IN, 0, Q)[:2] == [
-            GaussianRelease(3.0, Q, 0),
-            GaussianRelease(3.0, 1.0, T_IN),
-        ]
-
-    def test_calibrated_as_the_paper_counts_with_a_strict_infinity(self) -> None:
-        noise = plan(self.config, USERS)
-        held = guarantee(self.config, noise)
-        assert held.recipient.epsilon == held.server.epsilon == math.inf
-        assert "positions" in held.recipient.reason
+    def test_strict_infinity_towards_all_and_the_budget_as_the_paper_counts(self) -> None:
+        held = guarantee(self.about)
+        assert held.sketch is not None
+        for bound in (held.recipient, held.server, held.sketch):
+            assert bound.epsilon == math.inf
+            assert bound.reason == POSITIONS
         assert 0.99 * 8 < held.recipient.as_paper_counts <= 8
-        alone = epsilon(GaussianRelease(noise.stage1, Q, 1), GaussianRelease(noise.stage1, 1.0, T_IN - 1))
-        assert 0.99 * 0.3 * 8 < alone <= 0.3 * 8
+        z1, z2 = self.about.noise.stage1, self.about.noise.stage2
+        assert held.recipient.as_paper_counts == epsilon(
+            GaussianRelease(z1, Q, 1),  # the private mean
+            ZcdpRelease(1 / (2 * z1**2), T_IN - 1),
+            GaussianRelease(z2, Q, T_TR),
+        )
 
     def test_a_single_sketch(self) -> None:
-        noise = plan(self.config, USERS)
-        sketch = guarantee(self.config, noise).sketch
+        sketch = guarantee(self.about).sketch
         assert sketch is not None
-        assert sketch.epsilon == math.inf
-        assert sketch.as_paper_counts == epsilon(GaussianRelease(noise.stage1, 1.0, 1))
+        assert sketch.as_paper_counts == epsilon(ZcdpRelease(1 / (2 * self.about.noise.stage1**2), 1))
 
-    def test_needs_more_noise_than_secure_sums(self) -> None:
-        assert plan(self.config, USERS).stage1 > plan(configured(), USERS).stage1
+    def test_towards_the_server_also_if_a_user_sends_it_once(self) -> None:
+        """Whoever sends a sketch need not have been in the round of the mean."""
+        options: dict[str, Any]
+        for options in ({}, {"participation_cap": 1}, {"sketch_centre": "none"}):
+            held = guarantee(subject(stage1="sketch", sketch="paper", **options))
+            assert held.server.epsilon == math.inf
+            assert POSITIONS in held.server.reason
 
     def test_so_far(self) -> None:
-        noise = plan(self.config, USERS)
-        mean_only = epsilon(GaussianRelease(noise.stage1, Q, 1))
-        assert epsilon_so_far(self.config, noise, 1, 0) == mean_only
-        assert epsilon_so_far(self.config, noise, 2, 0) == math.inf
-        assert mean_only < epsilon_so_far(self.config, noise, 2, 0, as_paper_counts=True) < 0.3 * 8
+        mean_only = epsilon(GaussianRelease(self.about.noise.stage1, Q, 1))
+        assert epsilon_so_far(self.about, 1, 0) == mean_only
+        assert epsilon_so_far(self.about, 2, 0) == math.inf
 
 
-def test_epsilon_so_far_grows_to_the_guarantee() -> None:
-    config = configured()
-    noise = plan(config, USERS)
-    path = [epsilon_so_far(config, noise, t, 0) for t in range(T_IN + 1)]
-    path += [epsilon_so_far(config, noise, T_IN, t) for t in range(1, T_TR + 1)]
+@pytest.mark.parametrize("kind", ["projection", "coordinates", "private-support"])
+def test_sketches_with_a_guarantee(kind: str) -> None:
+    about = subject(stage1="sketch", sketch=kind)
+    held = guarantee(about)
+    assert held.sketch is not None
+    for bound in (held.recipient, held.server, held.sketch):
+        assert bound.epsilon == bound.as_paper_counts < math.inf
+        assert bound.reason == ""
+    assert 0.99 * 8 < held.recipient.epsilon <= 8
+    assert held.sketch.epsilon == epsilon(ZcdpRelease(1 / (2 * about.noise.stage1**2), 1))
+    assert held.sketch.epsilon < 0.3 * 8  # part of stage 1's share
+    assert epsilon_so_far(about, T_IN, 0) < 0.3 * 8
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("stage1", ["dp-kmeans", "sketch"])
+def test_epsilon_so_far_grows_to_the_guarantee(mechanism: str, stage1: str) -> None:
+    about = subject(mechanism=mechanism, stage1=stage1, t_in=4, t_tr=4)
+    path = [epsilon_so_far(about, t, 0) for t in range(5)]
+    path += [epsilon_so_far(about, 4, t) for t in range(1, 5)]
     assert path[0] == 0
-    assert all(a < b for a, b in itertools.pairwise(path))
-    assert path[-1] == guarantee(config, noise).recipient.epsilon
-    assert guarantee(config, noise, 3, 0).recipient.epsilon == path[3]
+    if stage1 == "dp-kmeans":
+        assert all(a < b for a, b in itertools.pairwise(path))
+    assert path == sorted(path)
+    assert path[-1] == guarantee(about).recipient.epsilon
 
 
-def test_delta_under_one_over_users(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert plan(configured(noise_multiplier=1.0, delta=1e-3), USERS).delta == 1e-3
-        assert not caplog.records
-        assert plan(configured(noise_multiplier=1.0, delta=0.01), USERS).delta == 0.01
-    assert "delta = 0.01" in caplog.text
+class TestEarlierRuns:
+    """A ledger holds releases of any mechanism; all of them count, the server's without amplification."""
+
+    earlier = (
+        SkellamRelease(1e4, 1e3, 4e6, Q, 6),
+        DiscreteGaussianRelease(1e3, 4e6, 50, 4096, Q, 2),
+        GaussianRelease(2.0, Q, 5),
+        ZcdpRelease(0.01, 2),
+    )
+
+    def test_count_towards_both(self) -> None:
+        about, alone = subject(earlier=self.earlier), subject()
+        held = guarantee(about)
+        assert 0.99 * 8 < held.recipient.epsilon <= 8
+        assert held.recipient.epsilon == epsilon(*self.earlier, *alone_releases(about))
+        unsampled = [r if isinstance(r, ZcdpRelease) else replace(r, sampling_rate=1.0) for r in self.earlier]
+        assert held.server.epsilon == epsilon(*unsampled, *alone_releases(about, to_server=True))
+        assert guarantee(alone).sketch == held.sketch is None
+        assert epsilon_so_far(about, 0, 0) == epsilon(*self.earlier)
+
+    def test_without_a_guarantee_spoil_everything_after(self) -> None:
+        about = replace(subject(), earlier=(UnprotectedRelease(POSITIONS, 1),))
+        held = guarantee(about)
+        assert held.recipient.epsilon == held.server.epsilon == epsilon_so_far(about, 0, 0) == math.inf
+        assert held.recipient.as_paper_counts <= 8
+        assert held.recipient.reason == POSITIONS
+
+    def test_are_counted_in_the_report(self) -> None:
+        about = subject(strategy="fedavg", t_tr=2)
+        assert describe(about)["earlier_runs"] is None
+        assert describe(replace(about, earlier=self.earlier[2:]))["earlier_runs"] == 7
 
 
-def test_one_user_must_set_delta() -> None:
-    options = {"noise_multiplier": 1.0, "noise_cohort_size": 0, "num_users": 1, "sampling_rate": 1.0}
-    with pytest.raises(ConfigError, match="set delta"):
-        plan(configured(**options), 1)
-    assert plan(configured(**options, delta=1e-5), 1).delta == 1e-5
-    with pytest.raises(ValueError, match="users"):
-        plan(configured(**options), 0)
+def alone_releases(about: Subject, *, to_server: bool = False) -> list[Release]:
+    """What the run itself releases in all of its rounds."""
+    return replace(about, earlier=()).releases(T_IN, T_TR, to_server=to_server)
 
 
-def test_noise_cohort_under_the_true_cohort_is_refused() -> None:
-    def of(size: int) -> RunConfig:
-        return configured(sampling_rate=0.1, noise_multiplier=1.0, noise_cohort_size=size)
-
-    with pytest.raises(ConfigError, match=r"noise-cohort-size = 29.*q·\|K\| = 30"):
-        plan(of(29), 300)
-    for size in (0, 30, 31):
-        assert plan(of(size), 300).stage2 == 1.0
-    assert describe(of(30), plan(of(30), 300), 300)["simulated"] is None
-    assert describe(of(0), plan(of(0), 300), 300)["simulated"] is None
+# The report -------------------------------------------------------------------------------------------
 
 
 def test_description_of_a_simulated_cohort() -> None:
-    config = configured(sampling_rate=0.1, noise_multiplier=1.0, noise_cohort_size=3000)
-    simulated = describe(config, plan(config, 300), 300)["simulated"]
+    options: dict[str, Any] = {
+        "strategy": "fedavg",
+        "t_tr": 2,
+        "sampling_rate": 0.1,
+        "noise_multiplier": 1.0,
+        "noise_cohort_size": 3000,
+    }
+    simulated = describe(subject(users=300, **options))["simulated"]
     assert simulated["noise_cohort_size"] == 3000
     assert simulated["expected_cohort"] == pytest.approx(30)
     assert "3000 users a round, not of this run" in simulated["note"]
     assert "100 times less noise" in simulated["note"]
     assert "δ is not under 1 / 30000" in simulated["note"]
-    strict = configured(sampling_rate=0.1, noise_multiplier=1.0, noise_cohort_size=3000, delta=1e-6)
-    assert "δ" not in describe(strict, plan(strict, 300), 300)["simulated"]["note"]
+    assert "δ" not in describe(subject(users=300, **options, delta=1e-6))["simulated"]["note"]
+    for size in (0, 30):
+        assert describe(subject(users=300, **options | {"noise_cohort_size": size}))["simulated"] is None
 
 
-def test_description_is_json_with_null_for_no_guarantee() -> None:
-    for options in (
+@pytest.mark.parametrize(
+    "options",
+    [
         {},
+        {"mechanism": "discrete-gaussian"},
+        GAUSSIAN,
         {"stage1": "sketch"},
+        {"stage1": "sketch", "sketch": "paper"},
+        {"reproducible_noise": True},
         {"epsilon": math.inf},
         {"strategy": "ifca", "epsilon": math.inf},
-    ):
-        config = configured(**options)
-        noise = plan(config, USERS)
-        held, text = guarantee(config, noise), describe(config, noise, USERS)
-        assert json.loads(json.dumps(text, allow_nan=False)) == text
-        for name in ("recipient", "server", "sketch"):
-            bound = getattr(held, name)
-            if bound is None:
-                assert text[name] is None
-            elif math.isinf(bound.epsilon):
-                assert text[name]["epsilon"] is None
-                assert text[name]["reason"] == bound.reason != ""
-            else:
-                assert text[name]["epsilon"] == bound.epsilon
-                assert "reason" not in text[name]
-    paper = describe(configured(stage1="sketch"), plan(configured(stage1="sketch"), USERS), USERS)
-    assert paper["recipient"]["as_paper_counts"] <= 8
-    assert "as_paper_counts" not in describe(configured(), plan(configured(), USERS), USERS)["recipient"]
+    ],
+    ids=str,
+)
+def test_description_is_json_with_null_for_no_guarantee(options: dict[str, Any]) -> None:
+    about = subject(**options)
+    held, text = guarantee(about), describe(about)
+    assert json.loads(json.dumps(text, allow_nan=False)) == text
+    for name in ("recipient", "server", "sketch"):
+        bound: Bound | None = getattr(held, name)
+        if bound is None:
+            assert text[name] is None
+            continue
+        if math.isinf(bound.epsilon):
+            assert text[name]["epsilon"] is None
+            assert text[name]["tighter"] is None
+            assert text[name]["reason"] == bound.reason != ""
+        else:
+            assert text[name]["epsilon"] == bound.epsilon
+            assert "reason" not in text[name]
+        differs = bound.as_paper_counts != bound.epsilon
+        assert text[name].get("as_paper_counts") == (bound.as_paper_counts if differs else None)
+
+
+def test_the_tighter_accountant_stands_beside() -> None:
+    """Numerical composition of the same Gaussian mechanism: a little under RDP's ε, and never over it."""
+    text = describe(subject(**GAUSSIAN))
+    for name in ("recipient", "server"):
+        assert 0.8 * text[name]["epsilon"] < text[name]["tighter"] < text[name]["epsilon"]
+    assert "dp-accounting" in text["accountants"]["tighter"]
+    assert "guaranteed" not in text["accountants"]["tighter"]
+    integers = describe(subject())
+    assert "not guaranteed" in integers["accountants"]["tighter"]
+    assert 0.8 * integers["recipient"]["epsilon"] < integers["recipient"]["tighter"] < 8
+
+
+def test_description_names_mechanism_and_dropout() -> None:
+    text = describe(subject(bits=18, dropout_tolerance=0.2, colluding_share=0.05))
+    assert "Skellam" in text["mechanism"]
+    assert "2^18" in text["mechanism"]
+    assert "20% of a cohort" in text["dropout"]
+    assert "5% collude" in text["dropout"]
+    assert "more noise than ε needs" in text["dropout"]
+    assert "removed" in describe(subject(dropout_noise="removable"))["dropout"]
+    assert "discrete Gaussian" in describe(subject(mechanism="discrete-gaussian"))["mechanism"]
+    floats = describe(subject(**GAUSSIAN))
+    assert "floats" in floats["mechanism"]
+    assert "opacus" in floats["accountants"]["epsilon"]
+    assert describe(subject(epsilon=math.inf))["dropout"] is None
+    capped = describe(subject(t_in=4, participation_cap=7))["server"]["participation"]
+    assert "1 of 1 rounds of the private mean, 3 of 3 rounds of k-means, 7 of 20 rounds of training" in capped
 
 
 def test_description_names_what_epsilon_does_not_cover() -> None:
-    config = configured()
-    text = describe(config, plan(config, USERS), USERS)
-    assert "opacus" in text["accountant"]
+    text = describe(subject(**GAUSSIAN))
     assert "None" in text["server"]["amplification"]
     assumptions = " ".join(text["assumptions"])
     for word in (
         "ideal functionality",
-        "follow the protocol",
+        "follows the protocol",
         "floating-point",
         "Diagnostics",
         "several users",
+        "colluding-share = 0",
     ):
         assert word in assumptions
-    quiet = configured(diagnostics=False, deal="disjoint")
-    assert not {"Diagnostics", "several"} & set(
-        " ".join(describe(quiet, plan(quiet, USERS), USERS)["assumptions"]).split()
+    quiet = " ".join(
+        describe(subject(diagnostics=False, deal="disjoint", colluding_share=0.1))["assumptions"]
     )
+    for word in ("Diagnostics", "several", "floating-point", "colluding-share = 0"):
+        assert word not in quiet
+    assert "At most 10% of a cohort" in quiet
 
 
 def test_loose_figures_are_warned_of_once_and_not_while_calibrating(caplog: pytest.LogCaptureFixture) -> None:
-    config = configured(delta=0.999, epsilon=7.9)  # not in the cache of `plan`
     with caplog.at_level(logging.WARNING):
-        noise = plan(config, USERS)
+        about = subject(delta=0.999, epsilon=7.9)  # not in the cache of `plan`
         assert "loose" not in caplog.text
-        describe(config, noise, USERS)
-        guarantee(config, noise)
+        describe(about)
+        guarantee(about)
     (loose,) = [record.getMessage() for record in caplog.records if "loose" in record.getMessage()]
     assert "recipients" in loose
 
 
 class TestCaveats:
     def of(self, **options: Any) -> list[str]:
-        config = configured(**options)
-        return caveats(config, plan(config, USERS), USERS)
+        return caveats(subject(**options))
 
     def test_borrowed_noise_comes_first_then_delta_then_what_is_trusted(self) -> None:
-        said = self.of(delta=0.01)
+        said = self.of(delta=0.01, noise_multiplier=1.0, **GAUSSIAN)
         for sentence, start in zip(
             said,
             [
@@ -286,7 +361,8 @@ class TestCaveats:
                 "δ is not under 1 / 232,",
                 "δ is not under 1 / 46512,",
                 "The secure sum 'trusted' is an ideal functionality",
-                "The server is trusted to follow the protocol",
+                "The server is semi-honest",
+                "No client tells the server its share",
                 "The noise is continuous Gaussian",
                 "Diagnostics are logged without noise.",
             ],
@@ -296,6 +372,7 @@ class TestCaveats:
 
     def test_only_what_applies(self) -> None:
         text = " ".join(self.of(noise_cohort_size=0, delta=1e-6, diagnostics=False))
-        assert not any(word in text for word in ("cohort of", "δ", "Diagnostics"))
-        assert "positions" in " ".join(self.of(stage1="sketch"))
+        assert not any(word in text for word in ("cohort of", "δ", "Diagnostics", "continuous"))
+        assert "positions" in " ".join(self.of(stage1="sketch", sketch="paper"))
+        assert "positions" not in " ".join(self.of(stage1="sketch"))
         assert self.of(epsilon=math.inf) == ["No noise is added."]

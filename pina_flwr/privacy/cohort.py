@@ -1,0 +1,82 @@
+"""Counting people: how large a cohort may get, how many must survive it, and how often one user takes part.
+
+All are public numbers that server and clients derive from the same configuration.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import bdtrc
+
+from pina_flwr.config import RunConfig
+
+CHANCE_OF_LARGER = 1e-9  # that a Poisson sample is larger than the encoding has room for
+CHANCE_OF_MORE = 1e-3  # that a user would be sampled more often than the default cap allows
+
+
+def largest_cohort(users: int, sampling_rate: float) -> int:
+    """The cohort size that a Poisson sample of `users` exceeds with probability under 1e-9."""
+    return max(1, _seldom_exceeded(users, sampling_rate, CHANCE_OF_LARGER))
+
+
+def planned_rounds(config: RunConfig) -> tuple[int, int]:
+    """Rounds of stage 1 and of stage 2 in which users release something."""
+    has_stage1 = config.strategy == "pina" and config.stage1 != "random"
+    return (config.t_in if has_stage1 else 0), config.t_tr
+
+
+def participation_cap(config: RunConfig, stage: int) -> int:
+    """Most rounds of a stage (1 or 2) in which one user takes part.
+
+    The server asks no user beyond it and a client answers no more. Amplification by sampling still holds:
+    given all that was released so far, a user joins a round with probability at most q, and the sampled
+    mechanism's Rényi divergence grows with that probability. So the bound for recipients is the one without
+    a cap, while the server's worst case falls from all rounds to the cap.
+
+    A user sends a local sketch once: a second one of the same ΔB would cost the noise of both.
+    """
+    rounds = planned_rounds(config)[stage - 1]
+    if rounds == 0:
+        return 0
+    usual = max(1, _seldom_exceeded(rounds, config.sampling_rate, CHANCE_OF_MORE))
+    if stage == 1 and config.stage1 == "sketch":
+        usual = 1
+    return min(rounds, config.participation_cap or usual)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How the noise of a sum is shared out among a cohort.
+
+    cohort: users asked. survivors: the fewest with whom the round counts. colluders: the most whose noise the
+    server may know. Noise is complete if `honest` users contribute theirs.
+    """
+
+    cohort: int
+    survivors: int
+    colluders: int
+
+    @property
+    def honest(self) -> int:
+        """The fewest survivors whose noise nobody else knows."""
+        return self.survivors - self.colluders
+
+
+def shares(config: RunConfig, cohort: int) -> Shares:
+    """The shares for a cohort of that size.
+
+    Raises:
+        ValueError: a cohort under 1.
+    """
+    if cohort < 1:
+        raise ValueError(f"cohort = {cohort}: must be at least 1")
+    survivors = max(1, math.ceil(cohort * (1 - config.dropout_tolerance) - 1e-9))
+    return Shares(cohort, survivors, math.floor(cohort * config.colluding_share + 1e-9))
+
+
+def _seldom_exceeded(trials: int, rate: float, chance: float) -> int:
+    """The least number that as many successes in `trials` exceed with probability `chance` at most."""
+    return int(np.argmax(bdtrc(np.arange(trials + 1), trials, rate) <= chance))
