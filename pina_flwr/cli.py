@@ -26,6 +26,8 @@ MISTAKE = 2
 """Exit status after a user's mistake."""
 SIGNAL_BASE = 128
 """Exit status after a signal, less its number."""
+CONFIDENCE = 0.95
+"""Of the limits that `audit` finds: more would cost power."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 app = typer.Typer(
@@ -73,6 +75,80 @@ def run(
     except ConfigError as error:
         status = _fail(str(error), MISTAKE)
     raise typer.Exit(status)
+
+
+@app.command()
+def privacy(
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-c",
+            "--run-config",
+            metavar="KEY=VALUE|FILE.toml",
+            help="Set options, as for run. Repeatable; later ones win.",
+        ),
+    ] = None,
+    hidden: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Hidden size of the backbone. Default: 64 for tiny-vit, else 384 (ViT-Small)."
+        ),
+    ] = None,
+    classes: Annotated[int, typer.Option(min=1, help="Classes of the data set.")] = 10,
+    curve: Annotated[Path | None, typer.Option(help="Write ε after every round to this CSV file.")] = None,
+    tighter: Annotated[
+        bool, typer.Option("--tighter", help="Also show the tighter accountant's figures.")
+    ] = False,
+) -> None:
+    """Show what a run would cost in privacy, without running it.
+
+    With the option epsilon the noise is calibrated to it; with noise-multiplier, ε is worked out. Exit
+    status: 2 after a mistake in the options.
+    """
+    from pina_flwr.report.privacy_table import show
+
+    try:
+        source = find_app(None)
+        options = parse({**run_config(source), **parse_overrides(config or [], run_config(source))})
+        show(Console(), options, hidden, classes, curve, tighter)
+    except ConfigError as error:
+        raise typer.Exit(_fail(str(error), MISTAKE)) from None
+
+
+@app.command()
+def audit(
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-c",
+            "--run-config",
+            metavar="KEY=VALUE|FILE.toml",
+            help="Set options, as for run. Repeatable; later ones win.",
+        ),
+    ] = None,
+    canaries: Annotated[int, typer.Option(max=20_000, help="Users of a round, all of them canaries.")] = 500,
+    rounds: Annotated[int, typer.Option(max=10_000, help="Rounds, each with fresh coins and noise.")] = 40,
+    delta: Annotated[float, typer.Option(help="δ at which ε is compared.")] = 5e-4,
+) -> None:
+    """Try to refute the ε that a run would claim for one round, by canaries in its real mechanism.
+
+    Takes seconds; says most at noise-multiplier = 1.5. Exit status: 1 if the claim is refuted, 2 after a
+    mistake in the options.
+    """
+    from pina_flwr.canaries import Audit
+    from pina_flwr.report.audit_table import show
+
+    try:
+        source = find_app(None)
+        options = parse({**run_config(source), **parse_overrides(config or [], run_config(source))})
+        found = Audit.of(options, canaries, rounds)
+        result = found.run(delta, CONFIDENCE)
+        show(Console(), found, result, CONFIDENCE)
+    except ConfigError as error:
+        raise typer.Exit(_fail(str(error), MISTAKE)) from None
+    except RuntimeError as error:
+        raise typer.Exit(_fail(str(error), FAILURE)) from None
+    raise typer.Exit(0 if result.holds else FAILURE)
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from torch.nn.functional import interpolate, linear
 from pina_flwr.config import ConfigError, RunConfig
 from pina_flwr.models.adapter import AdapterSpec, sketch_spec, training_spec
 from pina_flwr.models.block import Adapters, Block, Prepared, apply_block, find_block, prepare
+from pina_flwr.privacy.plan import Shapes
 
 EMBEDDED = "tiny-vit"
 HEADS = ("classifier", "cls_classifier")  # the second in a DeiT that was distilled
@@ -55,6 +56,11 @@ class Backbone:
     spec: AdapterSpec
     sketch: AdapterSpec
     dtype: torch.dtype = torch.float32
+
+    @property
+    def shapes(self) -> Shapes:
+        """Lengths of the vectors that users release."""
+        return Shapes(self.sketch.size, self.spec.size)
 
     @property
     def device(self) -> torch.device:

@@ -23,14 +23,11 @@ def save_adapters(config: RunConfig, backbone: Backbone, models: Tensor, folder:
     The base to load them on is `AutoModelForImageClassification.from_pretrained(backbone, num_labels=…)`,
     with `ignore_mismatched_sizes=True` if it comes with a head for other classes.
     """
-    base = config.backbone
-    if base == EMBEDDED:
+    base = base_of(config, folder)
+    if config.backbone == EMBEDDED:
         from pina_flwr.models import tiny_vit
 
-        base = str((folder.parent / "backbone").absolute())
         tiny_vit.export(Path(base))
-    elif Path(base).expanduser().is_dir():
-        base = str(Path(base).expanduser().absolute())
     peft_model = _peft_model(config, backbone, base)
     folders = []
     for c, model in enumerate(models):
@@ -40,6 +37,14 @@ def save_adapters(config: RunConfig, backbone: Backbone, models: Tensor, folder:
         folders.append(folder / f"cluster-{c}")
         peft_model.save_pretrained(str(folders[-1]))
     return folders
+
+
+def base_of(config: RunConfig, folder: Path) -> str:
+    """The model that adapters under `folder` are for: a Hugging Face id or an absolute path."""
+    if config.backbone == EMBEDDED:
+        return str((folder.parent / "backbone").absolute())
+    local = Path(config.backbone).expanduser()
+    return str(local.absolute()) if local.is_dir() else config.backbone
 
 
 def peft_tensors(backbone: Backbone, model: Tensor) -> dict[str, Tensor]:

@@ -68,6 +68,10 @@ class RoundRow:
     """Users whose update was not finite and so was left out, since the last evaluation."""
     dropped: str | None = None
     """Why the round was dropped; None if it counts."""
+    survivors: int | None = None
+    """Users whose vectors are in the secure sum; None if there was none."""
+    refusals: dict[str, int] | None = None
+    """Reasons for which clients refused, and for how many users."""
 
 
 class MetricsLog:

@@ -221,7 +221,7 @@ def _privacy_clause(summary: Summary) -> str:
     epsilon = _finite(summary.epsilon.recipient)
     if epsilon is not None:
         noise = f", noise of a {summary.noise_cohort_size:,}-user cohort" if _borrows_noise(summary) else ""
-        return f" at ε = {_rounded_up(epsilon)} (model recipients{noise})"
+        return f" at ε = {rounded_up(epsilon)} (model recipients{noise})"
     if _is_noisy(summary):
         return " with no finite ε towards model recipients"
     return " without privacy noise (ε = ∞)"
@@ -265,9 +265,9 @@ def _cost_lines(summary: Summary, rows: Sequence[RoundRow]) -> list[tuple[str, s
 
 def _privacy_lines(summary: Summary) -> list[tuple[str, str]]:
     epsilons = dataclasses.asdict(summary.epsilon)
-    lines = [(f"ε towards {who}", _epsilon(epsilons[key])) for key, who in ADVERSARIES.items()]
+    lines = [(f"ε towards {who}", epsilon_text(epsilons[key])) for key, who in ADVERSARIES.items()]
     for key, value in (summary.epsilon_as_paper_counts or {}).items():
-        lines.append((f"ε as the paper counts, towards {ADVERSARIES.get(key, key)}", _epsilon(value)))
+        lines.append((f"ε as the paper counts, towards {ADVERSARIES.get(key, key)}", epsilon_text(value)))
     z = summary.noise_multiplier
     lines.append(("δ", f"{summary.delta:.2g}"))
     lines.append(("noise multiplier, stage 1, stage 2", f"{_multiplier(z.stage1)}, {_multiplier(z.stage2)}"))
@@ -297,15 +297,17 @@ def _score(value: float | None, missing: str = "not measured") -> str:
     return missing if _finite(value) is None else f"{value:.3f}"
 
 
-def _epsilon(value: float | None) -> str:
+def epsilon_text(value: float | None) -> str:
     if value == 0:
         return "0 (nothing is released)"
     epsilon = _finite(value)
-    return "∞ (no finite guarantee)" if epsilon is None else _rounded_up(epsilon)
+    return "∞ (no finite guarantee)" if epsilon is None else rounded_up(epsilon)
 
 
-def _rounded_up(epsilon: float) -> str:
+def rounded_up(epsilon: float) -> str:
     """Two decimals, upwards: a printed ε is never below the true one. The second is left out if it is 0."""
+    if math.isinf(epsilon):
+        return "∞"
     text = f"{Decimal(repr(float(epsilon))).quantize(Decimal('0.01'), rounding=ROUND_CEILING):,}"
     return text.removesuffix("0")
 

@@ -32,6 +32,8 @@ FULL = RoundRow(
     cohort=50,
     left_out=1,
     dropped=None,
+    survivors=48,
+    refusals={"budget spent": 1, "stale round": 1},
 )
 
 
