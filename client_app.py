@@ -16,12 +16,17 @@ for library in ("huggingface_hub", "httpx"):
 app = ClientApp()
 
 
+def open_node(context: Context) -> client.Node:
+    """The node that the message is for."""
+    return client.open_node(parse(context.run_config), context.node_config, str(context.run_id))
+
+
 @app.query("who")
 def who(message: Message, context: Context) -> Message:
     """Which users are hosted here; or what is wrong with the configuration, before any training starts."""
     answer: dict[str, ConfigRecordValues]
     try:
-        node = client.open_node(parse(context.run_config), context.node_config)
+        node = open_node(context)
         classes = node.workbench.users.tables.num_classes
         answer = {"users": list(node.users), "partitions": node.partitions, "classes": classes}
     except ConfigError as mistake:
@@ -32,12 +37,12 @@ def who(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """A step of stage 1 or of stage 2."""
-    node = client.open_node(parse(context.run_config), context.node_config)
+    node = open_node(context)
     return Message(client.train(node, Task.from_record(message.content), context.state), reply_to=message)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Diagnostics of a simulation."""
-    node = client.open_node(parse(context.run_config), context.node_config)
+    node = open_node(context)
     return Message(client.evaluate(node, Task.from_record(message.content), context.state), reply_to=message)

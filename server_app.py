@@ -11,4 +11,4 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """One run."""
-    server.main(grid, context.run_config)
+    server.main(grid, context.run_config, context.run_id)

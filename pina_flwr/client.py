@@ -11,33 +11,45 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from pina_flwr.config import ConfigError, RunConfig
-from pina_flwr.messages import Task, pack, unpack
+from pina_flwr.messages import KEYS, REVEAL, Task, pack, unpack
 from pina_flwr.normality import rule_name
-from pina_flwr.privacy.gaussian_sum import ROUNDING, GaussianSum, clip
-from pina_flwr.privacy.guarantee import NoisePlan, plan
-from pina_flwr.privacy.noise import secret_generator
-from pina_flwr.secure_sum.interface import VECTOR
+from pina_flwr.privacy.admission import admit
+from pina_flwr.privacy.clipping import ROUNDING, clip
+from pina_flwr.privacy.noise import KEY_BYTES, Entropy, open_entropy
+from pina_flwr.privacy.plan import NoisePlan, Shapes, plan
+from pina_flwr.privacy.policy import Policy, Refusal, load_policy
+from pina_flwr.privacy.sum_mechanism import SumMechanism, component_key, open_mechanism, rotation_seed
+from pina_flwr.privacy.user_ledger import FileLedger, StateLedger, UserLedger
+from pina_flwr.secure_sum.interface import REFUSAL, VECTOR
 from pina_flwr.stage1.directions import centred, unit
 from pina_flwr.stage1.dp_kmeans import contributions, nearest
-from pina_flwr.stage1.sketch import local_sketches, sketch_clip_norm
+from pina_flwr.stage1.starts import sketch_mechanism
 from pina_flwr.training.workbench import Workbench, least, open_workbench
 
 SKETCHES = "sketches"
 DIAGNOSTICS = "diagnostics"
+REMOVABLE = "removable-noise"  # a node's key of the round
 STATE = "since-evaluation"  # what a node remembers for the next evaluation
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node: the part of the users that it hosts, and the workbench of the process it runs in."""
+    """A node: the part of the users that it hosts, and the workbench of the process it runs in.
+
+    run: Flower's id of the run. policy: what its owner allows at most; None in a simulation. ledger: folder
+    of its users' ledgers; empty if they are kept for the run only.
+    """
 
     workbench: Workbench
     partition: int
     partitions: int
+    run: str
+    policy: Policy | None = None
+    ledger: str = ""
 
     @property
     def config(self) -> RunConfig:
@@ -50,25 +62,29 @@ class Node:
         return range(self.partition, len(self.workbench.users), self.partitions)
 
     @property
+    def shapes(self) -> Shapes:
+        """Lengths of vectors."""
+        return self.workbench.backbone.shapes
+
+    @property
     def plan(self) -> NoisePlan:
-        """Noise of each stage, worked out from the configuration and not taken from the server."""
-        return plan(self.config, len(self.workbench.users))
+        """The least noise of each stage, worked out from the configuration and not taken from the server."""
+        return plan(self.config, len(self.workbench.users), self.shapes)
 
-    def stage1_sum(self) -> GaussianSum:
-        """The mechanism of stage 1's secure sums: unit vectors, so S = 1."""
-        return GaussianSum(1.0, self.plan.stage1, self._expected_cohort(), self.config.noise_cohort_size)
+    def mechanism(self, step: str, z: float) -> SumMechanism:
+        """How vectors of a step are protected."""
+        return open_mechanism(self.config, step, z, len(self.workbench.users), self.shapes)
 
-    def stage2_sum(self) -> GaussianSum:
-        """The mechanism of stage 2's secure sums."""
-        return GaussianSum(
-            self.config.clip_norm, self.plan.stage2, self._expected_cohort(), self.config.noise_cohort_size
-        )
+    def entropy(self, task: Task) -> Entropy:
+        """Where the noise of a task comes from."""
+        return open_entropy(self.config, task.step, task.round, self.partition)
 
-    def _expected_cohort(self) -> float:
-        return self.config.sampling_rate * len(self.workbench.users)
+    def user_ledger(self, state: RecordDict) -> UserLedger:
+        """What its users have released so far."""
+        return FileLedger(self.ledger) if self.ledger else StateLedger(state)
 
 
-def open_node(config: RunConfig, node_config: Mapping[str, object]) -> Node:
+def open_node(config: RunConfig, node_config: Mapping[str, object], run: str) -> Node:
     """The node that a message is for.
 
     Raises:
@@ -80,11 +96,21 @@ def open_node(config: RunConfig, node_config: Mapping[str, object]) -> Node:
         raise ConfigError("node-config: must give partition-id and num-partitions as whole numbers") from None
     if not 0 <= partition < partitions:
         raise ConfigError(f"node-config: partition-id = {partition}: must be in 0..{partitions - 1}")
-    return Node(open_workbench(config), partition, partitions)
+    policy_path, ledger = str(node_config.get("policy", "")), str(node_config.get("ledger", ""))
+    if policy_path and not ledger:
+        raise ConfigError("node-config: policy without ledger: a budget over runs needs a folder to count in")
+    policy = load_policy(policy_path) if policy_path else None
+    if policy and config.diagnostics:
+        raise ConfigError("diagnostics = true: a node with a policy tells nothing about its users; set false")
+    if policy and config.reproducible_noise:
+        raise ConfigError("reproducible-noise = true: protects nobody; a node with a policy needs false")
+    return Node(open_workbench(config), partition, partitions, run, policy, ledger)
 
 
 def train(node: Node, task: Task, state: RecordDict) -> RecordDict:
     """Do a step of training for the users of the task and return what leaves the node.
+
+    What users release is checked and charged first; a reply that refuses holds the reason and nothing else.
 
     Raises:
         ValueError: the task names an unknown step, or users that this node does not host, or one twice.
@@ -94,8 +120,14 @@ def train(node: Node, task: Task, state: RecordDict) -> RecordDict:
         raise ValueError(f"users {sorted(strangers)} are not hosted here" if strangers else "no users named")
     if len(set(task.users)) < len(task.users):
         raise ValueError("a user is named twice: it would contribute more than its bound")
+    if task.step == REVEAL:
+        return reveal(node, task, state)
     if task.step not in STEPS:
         raise ValueError(f"unknown step {task.step!r}")
+    try:
+        admit(node, task, node.user_ledger(state))
+    except Refusal as refusal:
+        return RecordDict({REFUSAL: ConfigRecord({"reason": refusal.reason})})
     return STEPS[task.step](node, task, state)
 
 
@@ -103,23 +135,24 @@ def private_mean(node: Node, task: Task, state: RecordDict) -> RecordDict:
     """Stage 1: the sum of unit ΔB over users, noised."""
     deltas = node.workbench.stage1_deltas(task.users)
     _remember(node, task, state, deltas)
-    return _protected(node.stage1_sum(), clip(unit(deltas), 1.0)[0], task)
+    return _protected(node, clip(unit(deltas), 1.0)[0], task, state)
 
 
 def lloyd(node: Node, task: Task, state: RecordDict) -> RecordDict:
     """Stage 1: one iteration of DP k-means."""
     _remember(node, task, state, node.workbench.stage1_deltas(task.users))
     centroids = torch.from_numpy(task.arrays["centroids"])
-    return _protected(node.stage1_sum(), contributions(_directions(node, task), centroids), task)
+    return _protected(node, contributions(_directions(node, task), centroids), task, state)
 
 
 def sketch(node: Node, task: Task, state: RecordDict) -> RecordDict:
     """Stage 1 as in the paper: every user's sketch under local DP, in random order."""
     _remember(node, task, state, node.workbench.stage1_deltas(task.users))
-    c, deltas = node.config, _centred(node, task)
-    bound = sketch_clip_norm(c.clip_norm, c.sketch_size, deltas.shape[1])
-    sketches = local_sketches(deltas, c.sketch_size, bound, node.plan.stage1, c.sketch_scale == "normalise")
-    shuffled = sketches.numpy()[secret_generator().permutation(len(sketches))]
+    deltas, draws = _centred(node, task), node.entropy(task)
+    mechanism = sketch_mechanism(node.config, deltas.shape[1])
+    assert task.offer is not None  # `admit` saw to it
+    sketches = mechanism.release(deltas, task.offer.noise_multiplier, draws.generator("sketch"))
+    shuffled = sketches.numpy()[draws.generator("shuffle").permutation(len(sketches))]
     return RecordDict({SKETCHES: pack({"rows": shuffled})})
 
 
@@ -129,7 +162,7 @@ def update(node: Node, task: Task, state: RecordDict) -> RecordDict:
     given = None if task.choose == "loss" and len(models) > 1 else choose(node, task, models)
     updates, choices = node.workbench.train(task.users, models, given, task.round)
     _remember(node, task, state, updates)
-    return _protected(node.stage2_sum(), bound_update(node.config, updates, choices, len(models)), task)
+    return _protected(node, bound_update(node.config, updates, choices, len(models)), task, state)
 
 
 def choose(node: Node, task: Task, models: Tensor) -> Tensor:
@@ -225,10 +258,44 @@ def _noticed(state: RecordDict) -> dict[str, np.ndarray]:
     return unpack(state.array_records[STATE]) if STATE in state.array_records else nothing
 
 
-def _protected(mechanism: GaussianSum, vectors: Tensor, task: Task) -> RecordDict:
+def _protected(node: Node, vectors: Tensor, task: Task, state: RecordDict) -> RecordDict:
     """The users' bounded vectors [users, D], added and noised: all that leaves a node in a secure sum."""
-    total = vectors.sum(dim=0).numpy() + mechanism.share(len(task.users), task.cohort, vectors.shape[1])
-    return RecordDict({VECTOR: ArrayRecord([total.astype(np.float32)])})
+    assert task.offer is not None  # `admit` saw to it
+    key = _new_key(node, task, state) if node.config.dropout_noise == "removable" else b""
+    total = node.mechanism(task.step, task.offer.noise_multiplier).protect(
+        vectors, task.offer.cohort, rotation_seed(node.config, task.step, task.round), node.entropy(task), key
+    )
+    return RecordDict({VECTOR: ArrayRecord([total])})
+
+
+def _new_key(node: Node, task: Task, state: RecordDict) -> bytes:
+    """A fresh key for the noise that may be removed later, kept until the server asks or the next round."""
+    assert task.offer is not None
+    key = node.entropy(task).generator("removable").bytes(KEY_BYTES)
+    state[REMOVABLE] = ConfigRecord({"key": key, "users": len(task.users), "offer": repr(task.offer)})
+    return key
+
+
+def reveal(node: Node, task: Task, state: RecordDict) -> RecordDict:
+    """The keys of noise that was added in vain, now that it is known how many of the cohort vanished.
+
+    The server is trusted to count them right: who is told too many vanished keeps noise, too few, gives it
+    away. A node answers once a round, and keeps what `dropout-tolerance` asks for in any case.
+
+    Raises:
+        ValueError: nothing to reveal for this round, or not that much.
+    """
+    kept = state.config_records.get(REMOVABLE)
+    if kept is None or task.offer is None or kept["offer"] != repr(task.offer):
+        raise ValueError("nothing to reveal for this round")
+    most = task.offer.cohort - task.offer.survivors
+    if kept["users"] != len(task.users) or not 0 <= task.vanished <= most:
+        raise ValueError(f"vanished = {task.vanished}: must be within 0..{most}")
+    state.pop(REMOVABLE)
+    key = kept["key"]
+    assert isinstance(key, bytes)
+    keys = [component_key(key, dropped) for dropped in range(task.vanished + 1, most + 1)]
+    return RecordDict({KEYS: ConfigRecord({"keys": keys})})
 
 
 def _centred(node: Node, task: Task) -> Tensor:

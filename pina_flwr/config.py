@@ -15,6 +15,9 @@ from typing import Any
 
 STRATEGIES = ("pina", "pina-ri", "fedavg", "ifca", "oracle")
 STAGE1 = ("dp-kmeans", "sketch", "random")
+SKETCHES = ("projection", "coordinates", "private-support", "paper")
+MECHANISMS = ("skellam", "discrete-gaussian", "gaussian")
+DROPOUT_NOISE = ("provision", "removable")
 NORMALITY = ("count", "paper", "paper-no-zeroing", "energy", "none")
 WITH_ONE_START = ("fedavg", "oracle")  # strategies whose models may start alike
 NEVER_EMPTY = ("output", "dataset", "backbone")
@@ -98,11 +101,14 @@ class RunConfig:
         "private", "centre sketches on a mean from a private secure sum", choices=("private", "none")
     )
     sketch_scale: str = option(
-        "clip",
+        "normalise",
         "bring a sketch under S_in by clipping, or to S_in by normalising",
         choices=("clip", "normalise"),
     )
-    sketch_size: int = option(4, "n, non-zero values of a sketch (half largest, half smallest)", low=2)
+    sketch: str = option(
+        "projection", "what a user sends with stage1 = 'sketch'; 'paper' has no finite ε", choices=SKETCHES
+    )
+    sketch_size: int = option(32, "n, numbers of a sketch (paper: n/2 largest and n/2 smallest)", low=2)
     kmeans_restarts: int = option(16, "restarts of DP k-means, side by side in one release", low=1, high=4096)
     kmeans_memory: float = option(
         0.5, "weight of earlier iterations in a centroid: each sees a new cohort", low=0
@@ -131,6 +137,26 @@ class RunConfig:
     noise_multiplier: float = option(0.0, "z for both stages (0: calibrated from epsilon)", low=0, high=1e6)
     stage1_budget: float = option(0.3, "share of ε that stage 1 may take (0: one z for both stages)", low=0)
     noise_cohort_size: int = option(10000, "noise of a cohort of this many users (0: the true cohort)", low=0)
+    mechanism: str = option(
+        "skellam", "noise of secure sums; 'gaussian' is continuous and in floats", choices=MECHANISMS
+    )
+    bits: int = option(20, "b, bits of a number in a secure sum of integers mod 2^b", low=8, high=32)
+    dropout_tolerance: float = option(
+        0.1, "share of a cohort that may vanish in a round; noise is sized for the rest", low=0
+    )
+    dropout_noise: str = option(
+        "provision",
+        "'provision': noise in excess stays; 'removable': survivors reveal it",
+        choices=DROPOUT_NOISE,
+    )
+    colluding_share: float = option(0.0, "share of a cohort whose noise the server may know", low=0)
+    participation_cap: int = option(
+        0,
+        "most rounds of a stage one user takes part in (0: what 1 in 1,000 would exceed; one sketch)",
+        low=0,
+    )
+    ledger: str = option("", "file that counts earlier runs against epsilon too (empty: this run only)")
+    reproducible_noise: bool = option(False, "debugging only: noise from the seed, which protects nobody")
     secure_sum: str = option(
         "trusted", "secure sum: 'trusted' is the ideal functionality, simulation only", choices=("trusted",)
     )
@@ -241,8 +267,17 @@ def _check_together(c: RunConfig) -> None:
         (c.count_share < 1, f"count-share = {c.count_share}: must be under 1"),
         (c.t_no <= c.t_tr, f"t-no = {c.t_no}: must be at most t-tr = {c.t_tr}"),
         (
-            c.sketch_size % 2 == 0,
+            c.sketch_size % 2 == 0 or c.sketch in ("projection", "coordinates"),
             f"sketch-size = {c.sketch_size}: must be even (half largest, half smallest)",
+        ),
+        (
+            c.dropout_tolerance + c.colluding_share <= 0.99,
+            f"dropout-tolerance = {c.dropout_tolerance}, colluding-share = {c.colluding_share}: must add up "
+            "to at most 0.99",
+        ),
+        (
+            c.dropout_noise == "provision" or c.mechanism == "skellam",
+            f"dropout-noise = {c.dropout_noise!r}: needs mechanism = 'skellam', which can be split",
         ),
         (
             c.strategy != "ifca" or not c.private,

@@ -8,7 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, ConfigRecordValues, Message, MessageType, RecordDict
 
-ARRAYS, CONFIG = "arrays", "config"
+from pina_flwr.privacy.policy import Offer
+
+ARRAYS, CONFIG, OFFER = "arrays", "config", "offer"
+REVEAL = "reveal"  # the step that asks for noise which turned out not to be needed
+KEYS = "keys"  # the one record of a reply that reveals noise which turned out not to be needed
 WHO = f"{MessageType.QUERY}.who"
 TRAIN, EVALUATE = MessageType.TRAIN, MessageType.EVALUATE
 
@@ -18,16 +22,18 @@ class Task:
     """What a node is asked to do.
 
     step: a key of the client's steps, e.g. "update". round: of the stage, from 1. users: those of this node
-    that are in the cohort. cohort: size of the whole cohort, which sets each user's share of the noise.
-    choose: how a user finds its cluster. arrays: models, centroids and so on, by name.
+    that are in the cohort. choose: how a user finds its cluster. arrays: models, centroids and so on, by
+    name. offer: how what the users release is protected; None if nothing is released. vanished: with step
+    "reveal", how many of the cohort did not answer.
     """
 
     step: str
     round: int
     users: Sequence[int]
-    cohort: int = 0
     choose: str = ""
     arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+    offer: Offer | None = None
+    vanished: int = 0
 
     def to_record(self) -> RecordDict:
         """The content of the message."""
@@ -35,10 +41,13 @@ class Task:
             "step": self.step,
             "round": self.round,
             "users": [int(user) for user in self.users],
-            "cohort": self.cohort,
             "choose": self.choose,
+            "vanished": self.vanished,
         }
-        return RecordDict({ARRAYS: pack(self.arrays), CONFIG: ConfigRecord(settings)})
+        content = RecordDict({ARRAYS: pack(self.arrays), CONFIG: ConfigRecord(settings)})
+        if self.offer is not None:
+            content[OFFER] = ConfigRecord(dict(self.offer.to_dict()))
+        return content
 
     @classmethod
     def from_record(cls, content: RecordDict) -> Task:
@@ -55,9 +64,10 @@ class Task:
             step=str(settings["step"]),
             round=int(settings["round"]),  # type: ignore[arg-type]
             users=[int(user) for user in users],
-            cohort=int(settings["cohort"]),  # type: ignore[arg-type]
             choose=str(settings["choose"]),
+            vanished=int(settings["vanished"]),  # type: ignore[arg-type]
             arrays=unpack(content.array_records[ARRAYS]),
+            offer=Offer.from_dict(content.config_records[OFFER]) if OFFER in content else None,
         )
 
 

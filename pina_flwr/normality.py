@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import shapiro
 
 from pina_flwr.config import RunConfig
 
@@ -45,6 +44,8 @@ def shapiro_wilk(values: np.ndarray) -> float | None:
     """
     if values.size < 3 or np.ptp(values) == 0:
         return None
+    from scipy.stats import shapiro  # takes half a second to import
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*p-value.*")
         return float(shapiro(values / np.ptp(values)).statistic)

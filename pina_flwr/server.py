@@ -14,12 +14,16 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from flwr.superlink.grid import HttpGrid
 from rich.console import Console
+from torch import Tensor
 
 from pina_flwr.config import ConfigError, RunConfig, parse, to_dict
 from pina_flwr.models.backbone import load_backbone
-from pina_flwr.models.export import save_adapters
-from pina_flwr.privacy.guarantee import describe, plan
+from pina_flwr.models.export import base_of, save_adapters
+from pina_flwr.privacy.guarantee import Subject, describe
+from pina_flwr.privacy.ledger import Ledger
+from pina_flwr.privacy.plan import plan
 from pina_flwr.report.metrics_log import strict_json
+from pina_flwr.report.model_card import write_cards
 from pina_flwr.report.plot import plot
 from pina_flwr.report.summary import print_summary, sentence, write_summary
 from pina_flwr.secure_sum.interface import open_secure_sum
@@ -29,10 +33,11 @@ from pina_flwr.strategies.hosts import discover
 from pina_flwr.strategies.recorder import Recorder
 
 log = logging.getLogger("flwr")
+LEDGER = "ledger.jsonl"  # in the output folder, unless the option `ledger` names another
 WIDTH = 100  # columns of the summary, which goes through a log without a terminal
 
 
-def main(grid: Grid, values: Mapping[str, Any]) -> None:
+def main(grid: Grid, values: Mapping[str, Any], run_id: int) -> None:
     """Run what the run config says; a user's mistake ends the run as failed with one line.
 
     Raises:
@@ -41,7 +46,7 @@ def main(grid: Grid, values: Mapping[str, Any]) -> None:
     log.propagate = False  # a library sets up the root logger, which would print every line again
     log.addFilter(_without_traceback)
     try:
-        run(grid, parse(values))
+        run(grid, parse(values), str(run_id))
     except ConfigError as mistake:
         log.error("error: %s", mistake)
         raise
@@ -54,8 +59,10 @@ def _without_traceback(record: logging.LogRecord) -> bool:
     return True
 
 
-def run(grid: Grid, config: RunConfig) -> None:
+def run(grid: Grid, config: RunConfig, run_id: str) -> None:
     """Train and leave results in `config.output`.
+
+    run_id: Flower's id of the run, by which clients tell its rounds from those of other runs.
 
     Raises:
         ConfigError: found before training starts.
@@ -66,31 +73,55 @@ def run(grid: Grid, config: RunConfig) -> None:
     folder = open_folder(config)
     hosts = discover(grid, config.round_timeout)
     backbone = load_backbone(config, hosts.num_classes)
-    noise = plan(config, len(hosts))
-    write_json(folder / "privacy.json", describe(config, noise, len(hosts)))
-    recorder = Recorder(config, noise, folder, hosts)
-    strategy = STRATEGIES[config.strategy](
-        config, backbone, hosts, noise, open_secure_sum(config.secure_sum), recorder.note
-    )
-    recorder.announce(strategy.rounds)
-    try:
-        result = strategy.start(grid, timeout=config.round_timeout)
-    except TrainingFailed as failure:
-        save_adapters(config, backbone, models_of(failure.models), folder / "adapters")
-        raise
-    finish(config, strategy, result, recorder, folder, time.monotonic() - began)
+    path = Path(config.ledger).expanduser() if config.ledger else folder / LEDGER
+    with Ledger.open(path) as ledger:
+        earlier = tuple(ledger.releases())
+        noise = plan(config, len(hosts), backbone.shapes, earlier)
+        subject = Subject(config, noise, len(hosts), backbone.shapes, earlier)
+        write_json(folder / "privacy.json", describe(subject))
+        recorder = Recorder(subject, folder)
+        secure_sum = open_secure_sum(config.secure_sum)
+        strategy = STRATEGIES[config.strategy](
+            config, backbone, hosts, noise, secure_sum, ledger, run_id, recorder.note
+        )
+        recorder.announce(strategy.rounds)
+        try:
+            result = strategy.start(grid, timeout=config.round_timeout)
+        except TrainingFailed as failure:
+            save_models(subject, strategy, models_of(failure.models), folder / "adapters")
+            raise
+    finish(subject, strategy, result, recorder, folder, time.monotonic() - began)
 
 
 def refuse_deployment(grid: Grid, config: RunConfig) -> None:
-    """An ideal functionality protects nobody from a real server.
+    """What simulates or only debugs protects nobody from a real server.
 
     Raises:
-        ConfigError: the nodes are real ones, and `secure-sum` names no real protocol.
+        ConfigError: the nodes are real ones, and an option is for simulation only.
     """
-    if isinstance(grid, HttpGrid) and config.secure_sum == "trusted":
-        raise ConfigError(
-            "secure-sum = 'trusted': exists in simulation only, and no real protocol is there yet"
-        )
+    if not isinstance(grid, HttpGrid):
+        return
+    cohort = config.sampling_rate * config.num_users
+    rules = [
+        (not config.diagnostics, "diagnostics = true: nodes would tell what ε does not cover; set false"),
+        (not config.reproducible_noise, "reproducible-noise = true: protects nobody; set false"),
+        (
+            config.noise_cohort_size <= cohort or not config.private,
+            f"noise-cohort-size = {config.noise_cohort_size}: simulates the noise of more users than there "
+            "are; set 0",
+        ),
+        (
+            bool(config.ledger) or not config.private,
+            "ledger = '': must name a file that lasts, to count what earlier runs released",
+        ),
+        (
+            config.secure_sum != "trusted",
+            "secure-sum = 'trusted': exists in simulation only, and no real protocol is there yet",
+        ),
+    ]
+    for holds, message in rules:
+        if not holds:
+            raise ConfigError(f"{message} (the nodes are real)")
 
 
 def open_folder(config: RunConfig) -> Path:
@@ -104,6 +135,8 @@ def open_folder(config: RunConfig) -> Path:
     folder = Path(config.output).expanduser().absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if not config.ledger:
+            (folder / LEDGER).unlink(missing_ok=True)
         if (folder / "summary.json").is_file():
             (folder / "summary.json").unlink()
             shutil.rmtree(folder / "adapters", ignore_errors=True)
@@ -113,8 +146,14 @@ def open_folder(config: RunConfig) -> Path:
     return folder
 
 
+def save_models(subject: Subject, strategy: ClusteredTraining, models: Tensor, folder: Path) -> None:
+    """Write one adapter a cluster, each with its model card."""
+    folders = save_adapters(subject.config, strategy.backbone, models, folder)
+    write_cards(subject, folders, base_of(subject.config, folder))
+
+
 def finish(
-    config: RunConfig,
+    subject: Subject,
     strategy: ClusteredTraining,
     result: Result,
     recorder: Recorder,
@@ -122,7 +161,8 @@ def finish(
     seconds: float,
 ) -> None:
     """Write adapters, plot and summary, and print the table and the closing sentence."""
-    save_adapters(config, strategy.backbone, models_of(result.arrays), folder / "adapters")
+    config = subject.config
+    save_models(subject, strategy, models_of(result.arrays), folder / "adapters")
     summary = recorder.summary(seconds, strategy.clusters)
     plot(recorder.rows, folder / "metrics.png", f"{config.strategy} on {config.dataset}")
     write_summary(folder, summary)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp.client_app import ClientAppException
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.serverapp import Grid
@@ -18,8 +18,10 @@ import client_app
 from pina_flwr import server
 from pina_flwr.config import RunConfig, parse, to_dict
 from pina_flwr.messages import TRAIN, Task
+from pina_flwr.privacy.plan import Shapes, shapes_of
+from pina_flwr.privacy.sum_mechanism import open_mechanism, rotation_seed
 from pina_flwr.report.metrics_log import RoundRow, read
-from pina_flwr.secure_sum.interface import VECTOR
+from pina_flwr.secure_sum.interface import REFUSAL, VECTOR
 
 # Settings of a run of about a second: users and rounds are few, everything else is as in the product.
 TINY = {
@@ -33,6 +35,7 @@ TINY = {
     "self-assign-rounds": 1,
     "local-epochs": 1,
 }
+CLASSES, HIDDEN = 10, 64  # of the embedded digits, and of the embedded backbone
 RAISED = 2  # Flower's code for an error reply to a message whose handler raised
 
 
@@ -129,7 +132,7 @@ def _sent(message: Message) -> Message:
 def run(config: RunConfig, nodes: int = 1, **grid: Any) -> LocalGrid:
     """A whole run; returns the network that it went over."""
     network = LocalGrid(config, nodes, **grid)
-    server.run(network, config)
+    server.run(network, config, "1")
     return network
 
 
@@ -159,6 +162,24 @@ def vector_of(message: Message) -> np.ndarray:
     return array.numpy()
 
 
+def shapes(config: RunConfig) -> Shapes:
+    """Lengths of vectors of a run with the embedded backbone."""
+    return shapes_of(config, HIDDEN, CLASSES)
+
+
+def decoded(network: LocalGrid, step: str, round_: int) -> np.ndarray:
+    """The sum of the protected vectors that arrived in a round, in the users' own units, float64 [D]."""
+    exchanges, c = network.trained(step, round_), network.config
+    offer = exchanges[0].task.offer
+    assert offer is not None
+    mechanism = open_mechanism(c, step, offer.noise_multiplier, c.num_users, shapes(c))
+    vectors = [vector_of(reply).astype(np.float64) for e in exchanges for reply in e.arrived]
+    total = np.sum(vectors, axis=0)
+    if mechanism.bits:
+        total = total.astype(np.int64) % (1 << mechanism.bits)
+    return mechanism.decode(total, rotation_seed(c, step, round_))
+
+
 # What a network, or a node, can do to a reply ---------------------------------------------------------
 
 
@@ -172,6 +193,11 @@ def failed(request: Message, reply: Message) -> list[Message]:
     return [Message(Error(RAISED, "out of memory"), reply_to=request)]
 
 
+def refused(request: Message, reply: Message) -> list[Message]:
+    """The node refuses to take part."""
+    return [Message(RecordDict({REFUSAL: ConfigRecord({"reason": "budget spent"})}), reply_to=request)]
+
+
 def twice(request: Message, reply: Message) -> list[Message]:
     """The reply arrives twice."""
     return [reply, reply]
@@ -183,7 +209,7 @@ def with_content(change: Callable[[RecordDict], RecordDict]) -> Intercept:
 
 
 def with_vector(change: Callable[[np.ndarray], np.ndarray]) -> Intercept:
-    """The node sends another vector."""
+    """The node sends another vector: uint32 in a private run, float32 otherwise, or what `change` makes."""
 
     def intercept(request: Message, reply: Message) -> list[Message]:
         content = RecordDict({VECTOR: ArrayRecord([change(vector_of(reply))])})

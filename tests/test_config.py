@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pina_flwr.config import ConfigError, RunConfig, key_of, parse, to_dict
+from pina_flwr.privacy.policy import Policy, load_policy
 
 FIELDS = dataclasses.fields(RunConfig)
 INTS = [key_of(f.name) for f in FIELDS if type(f.default) is int]
@@ -65,7 +66,8 @@ def test_the_defaults_are_valid() -> None:
     assert parse(to_dict(RunConfig())) == RunConfig()
 
 
-PRESETS = sorted((Path(__file__).parents[1] / "conf").glob("*.toml"))
+CONF = Path(__file__).parents[1] / "conf"
+PRESETS = sorted(path for path in CONF.glob("*.toml") if path.stem != "policy")
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.stem)
@@ -74,11 +76,20 @@ def test_presets_are_valid(preset: Path) -> None:
     assert to_dict(parse(values)).items() >= values.items()
 
 
+def test_the_policy_shows_its_defaults() -> None:
+    """A file of a node, not of a run; all that is in it but the budget is what it would be without."""
+    policy = load_policy(CONF / "policy.toml")
+    assert policy == Policy(policy.max_epsilon, policy.delta)
+    shown = tomllib.loads((CONF / "policy.toml").read_text(encoding="utf-8"))
+    assert set(shown) == {key_of(f.name) for f in dataclasses.fields(Policy)}
+
+
 def test_the_paper_preset_reads_the_paper_literally() -> None:
     (preset,) = [preset for preset in PRESETS if preset.stem == "paper"]
     config = parse(tomllib.loads(preset.read_text(encoding="utf-8")))
     assert (config.stage1, config.sketch_size, config.stage1_rank) == ("sketch", 4, 1)
     assert (config.sketch_centre, config.sketch_scale, config.sketch_target) == ("none", "clip", "labels")
+    assert config.sketch == "paper"
     assert (config.centroid_norm, config.self_assign_rounds, config.stage1_budget) == (0, 0, 0)
     assert (config.normality, config.normality_threshold) == ("paper", 0.99)
     assert (config.server_lr_no, config.server_lr) == (config.clusters, config.clusters**2)
@@ -228,7 +239,26 @@ def test_unknown_options(key: str, message: str) -> None:
         ({"kmeans_memory": 1.0}, "kmeans-memory = 1.0: must be under 1"),
         ({"stage1_rank": 3, "lora_rank": 2}, "stage1-rank = 3: must be at most lora-rank = 2"),
         ({"t_no": 21, "t_tr": 20}, "t-no = 21: must be at most t-tr = 20"),
-        ({"sketch_size": 3}, "sketch-size = 3: must be even (half largest, half smallest)"),
+        (
+            {"sketch_size": 3, "sketch": "paper"},
+            "sketch-size = 3: must be even (half largest, half smallest)",
+        ),
+        (
+            {"sketch_size": 3, "sketch": "private-support"},
+            "sketch-size = 3: must be even (half largest, half smallest)",
+        ),
+        (
+            {"dropout_tolerance": 0.6, "colluding_share": 0.4},
+            "dropout-tolerance = 0.6, colluding-share = 0.4: must add up to at most 0.99",
+        ),
+        (
+            {"dropout_noise": "removable", "mechanism": "gaussian"},
+            "dropout-noise = 'removable': needs mechanism = 'skellam', which can be split",
+        ),
+        (
+            {"dropout_noise": "removable", "mechanism": "discrete-gaussian"},
+            "dropout-noise = 'removable': needs mechanism = 'skellam', which can be split",
+        ),
         (
             {"strategy": "ifca", "epsilon": 8.0},
             "epsilon = 8.0, noise-multiplier = 0.0: strategy 'ifca' runs without privacy; set inf and 0",
@@ -288,6 +318,12 @@ def test_options_that_do_not_go_together(options: dict[str, Any], message: str) 
         {"num-users": 0, "images-per-user": 0} | NATURAL,
         {"strategy": "oracle", "rotations": 2, "clusters": 2},
         {"noise-cohort-size": 0},
+        {"sketch-size": 3, "sketch": "projection"},
+        {"sketch-size": 3, "sketch": "coordinates"},
+        {"dropout-tolerance": 0.5, "colluding-share": 0.49},
+        {"dropout-tolerance": 0.0, "colluding-share": 0.0},
+        {"dropout-noise": "removable"},
+        {"mechanism": "gaussian", "bits": 32},
         {"seed": 2**63 - 1},
     ],
 )

@@ -8,8 +8,9 @@ scaled.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -19,19 +20,24 @@ from flwr.serverapp.strategy import Result, Strategy
 from torch import Tensor
 
 from pina_flwr.client import SKETCHES
-from pina_flwr.config import RunConfig
-from pina_flwr.messages import EVALUATE, TRAIN, Task, pack, request, size_of, unpack
+from pina_flwr.config import ConfigError, RunConfig
+from pina_flwr.messages import EVALUATE, REVEAL, TRAIN, Task, pack, request, size_of, unpack
 from pina_flwr.models.adapter import with_centroid
 from pina_flwr.models.backbone import Backbone
 from pina_flwr.normality import Aggregates, rule, rule_name
-from pina_flwr.privacy.gaussian_sum import GaussianSum
-from pina_flwr.privacy.guarantee import NoisePlan
-from pina_flwr.privacy.noise import secret_generator
-from pina_flwr.secure_sum.interface import SecureSum
-from pina_flwr.seeding import generator
-from pina_flwr.stage1.starts import FirstModels, Question, Start, open_start
+from pina_flwr.privacy.admission import offer_of
+from pina_flwr.privacy.cohort import shares
+from pina_flwr.privacy.ledger import Entry, Ledger
+from pina_flwr.privacy.plan import SECURE_SUMS, NoisePlan, release_of
+from pina_flwr.privacy.policy import Offer
+from pina_flwr.privacy.sum_mechanism import IntegerSum, SumMechanism, open_mechanism, rotation_seed
+from pina_flwr.secure_sum.interface import SecureSum, SumResult, SumRound
+from pina_flwr.secure_sum.trusted import refusal_in
+from pina_flwr.stage1.starts import FirstModels, Question, Start, open_start, sketch_mechanism
 from pina_flwr.strategies.diagnosis import Diagnosis, diagnose
 from pina_flwr.strategies.hosts import Hosts
+from pina_flwr.strategies.removal import remove_excess
+from pina_flwr.strategies.sampler import Sampler
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,8 @@ class Outcome:
     """What a round did.
 
     stage: 1 or 2. cohort: users sampled. weights: factor w_i on each aggregate. noise_std: σ a coordinate
-    on the mean. dropped: why the round was dropped, or empty. diagnosis: simulation only.
+    on the mean. dropped: why the round was dropped, or empty. survivors: users in the secure sum. refusals:
+    reasons that clients gave, and for how many users. diagnosis: simulation only.
     """
 
     stage: int
@@ -51,6 +58,8 @@ class Outcome:
     dropped: str = ""
     bytes_up: int = 0
     bytes_down: int = 0
+    survivors: int | None = None
+    refusals: Mapping[str, int] = field(default_factory=dict)
     diagnosis: Diagnosis | None = None
 
 
@@ -75,6 +84,8 @@ class ClusteredTraining(Strategy):
         hosts: where users are.
         plan: noise of each stage.
         secure_sum: how protected vectors are added.
+        ledger: told of every release before it happens.
+        run: Flower's id of the run.
         listen: told of every round.
     """
 
@@ -85,15 +96,19 @@ class ClusteredTraining(Strategy):
         hosts: Hosts,
         plan: NoisePlan,
         secure_sum: SecureSum,
+        ledger: Ledger,
+        run: str,
         listen: Listener,
     ):
         self.config, self.backbone, self.hosts = config, backbone, hosts
         self.plan, self.secure_sum, self.listen = plan, secure_sum, listen
+        self.ledger, self.run = ledger, run
         self.clusters = config.slots
         self.start_of_models: Start = open_start(config, backbone.sketch.size)
         self.first: FirstModels | None = None
         self.expected_cohort = config.sampling_rate * len(hosts)
-        self._asked: set[int] = set()
+        self.sampler = Sampler(config, len(hosts))
+        self._cohort: dict[int, list[int]] = {}
         self._question: Question | None = None
         self._outcome = Outcome(stage=0, round=0, cohort=0)
 
@@ -121,7 +136,10 @@ class ClusteredTraining(Strategy):
         result, applied = Result(), 0
         for t in range(1, (num_rounds or self.rounds) + 1):
             began = time.monotonic()
-            requests = list(self.configure_train(t, models, ConfigRecord(), grid))
+            try:
+                requests = list(self.configure_train(t, models, ConfigRecord(), grid))
+            except ConfigError as problem:
+                raise TrainingFailed(str(problem), models) from None
             replies = self._collect(grid, requests, timeout)
             arrays, _ = self.aggregate_train(t, replies)
             models = arrays if arrays is not None else models
@@ -147,14 +165,15 @@ class ClusteredTraining(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Sample the cohort and ask each of its nodes; stage 1 comes first (Algorithm 1, lines 4-10)."""
-        cohort = self._sample(server_round)
         stage, t = self._stage(server_round)
+        cohort = self.sampler.cohort(stage, server_round)
         self._outcome = Outcome(stage=stage, round=server_round, cohort=len(cohort))
         self._question = self.start_of_models.ask(t) if stage == 1 else self._ask_for_updates(t, arrays)
         choose = self.choose(t) if stage == 2 else ""
-        task = Task(self._question.step, t, [], len(cohort), choose, self._question.arrays)
-        requests = self._to_nodes(task, cohort, TRAIN, server_round)
-        self._asked = {message.metadata.dst_node_id for message in requests}
+        self._charge(stage, t)
+        task = Task(self._question.step, t, [], choose, self._question.arrays, self._offer(t, len(cohort)))
+        self._cohort = self.hosts.by_node(cohort)
+        requests = self._to_nodes(task, self._cohort, TRAIN, server_round)
         self._note(bytes_down=sum(size_of(message.content) for message in requests))
         return requests
 
@@ -185,9 +204,8 @@ class ClusteredTraining(Strategy):
         stage, t = self._stage(server_round)
         named = unpack(arrays) | (self._first().arrays if stage == 1 else {})
         choose = "nearest" if stage == 1 and "centroids" in named else self._choose_at_evaluation()
-        return self._to_nodes(
-            Task("evaluate", t, [], 0, choose, named), range(len(self.hosts)), EVALUATE, server_round
-        )
+        everyone = self.hosts.by_node(range(len(self.hosts)))
+        return self._to_nodes(Task("evaluate", t, [], choose, named), everyone, EVALUATE, server_round)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Put the nodes' answers together; nothing of it enters training."""
@@ -200,17 +218,24 @@ class ClusteredTraining(Strategy):
 
     # Steps ------------------------------------------------------------------------------------------------
 
-    def _sample(self, server_round: int) -> list[int]:
-        """Poisson sampling: each user joins with probability q.
+    def _offer(self, t: int, cohort: int) -> Offer:
+        """What the cohort is told about how its vectors are protected."""
+        assert self._question is not None  # set by configure_train
+        return offer_of(self.config, self.plan, self._question.step, t, max(cohort, 1), self.run)
 
-        Amplification holds against those who can't tell who was sampled, so a private run draws from the
-        operating system's entropy; a run's seed is no secret.
+    def _charge(self, stage: int, t: int) -> None:
+        """Enter what the round releases in the ledger, before anyone is asked.
+
+        Raises:
+            ConfigError: it can't be written.
         """
-        if self.config.private:
-            draws = secret_generator().random(len(self.hosts))
-        else:
-            draws = generator(self.config.seed, "cohort", server_round).random(len(self.hosts))
-        return np.flatnonzero(draws < self.config.sampling_rate).tolist()
+        if not self.config.private:
+            return
+        assert self._question is not None  # set by configure_train
+        z, q = self.plan.of_step(self._question.step), self.config.sampling_rate
+        shapes = self.backbone.shapes
+        for release in release_of(self.config, self._question.step, z, len(self.hosts), shapes, q):
+            self.ledger.append(Entry(self.run, stage, t, release))
 
     def _stage(self, server_round: int) -> tuple[int, int]:
         """The stage of a round, and its number within the stage."""
@@ -221,44 +246,79 @@ class ClusteredTraining(Strategy):
         named = {"models": unpack(arrays)["models"]}
         if self.choose(t) == "nearest":
             named |= self._first().arrays
-        counts = self.clusters if rule_name(self.config) == "count" else 0
-        return Question("update", self.clusters * self.backbone.spec.size + counts, named)
+        return Question("update", named)
 
-    def _to_nodes(self, task: Task, users: Iterable[int], kind: str, round_: int) -> list[Message]:
+    def _to_nodes(
+        self, task: Task, members: Mapping[int, list[int]], kind: str, round_: int
+    ) -> list[Message]:
         """One message a node, with all of its users."""
         return [
-            request(replace(task, users=own).to_record(), node, kind, round_)
-            for node, own in self.hosts.by_node(users).items()
+            request(replace(task, users=own).to_record(), node, kind, round_) for node, own in members.items()
         ]
 
     def _collect(self, grid: Grid, requests: list[Message], timeout: float) -> list[Message]:
         if not requests:
             return []
         assert self._question is not None  # set by configure_train
-        if self._question.size == 0:
+        if self._question.step not in SECURE_SUMS:
             return list(grid.send_and_receive(requests, timeout=timeout))
-        return self.secure_sum.collect(grid, requests, timeout)
+        return self.secure_sum.collect(grid, requests, self._sum_round(), timeout)
+
+    def _sum_round(self) -> SumRound:
+        mechanism, members = self._mechanism(), {node: len(users) for node, users in self._cohort.items()}
+        removable = self.config.dropout_noise == "removable" and mechanism.bits > 0
+        fewest = shares(self.config, self._outcome.cohort).survivors
+        reveal = self._ask_to_reveal if removable else None
+        return SumRound(mechanism.size, mechanism.bits, members, fewest, reveal)
+
+    def _ask_to_reveal(self, survivors: list[int], vanished: int) -> list[Message]:
+        """Ask nodes for the keys of the noise that was added in vain."""
+        cohort = self._outcome.cohort
+        if vanished >= cohort - shares(self.config, cohort).survivors:
+            return []
+        _, t = self._stage(self._outcome.round)
+        task = Task(REVEAL, t, [], offer=self._offer(t, cohort), vanished=vanished)
+        asked = {node: users for node, users in self._cohort.items() if node in survivors}
+        return self._to_nodes(task, asked, TRAIN, self._outcome.round)
 
     def _answer(self, replies: list[Message]) -> np.ndarray | None:
         """The noisy mean over the expected cohort, or sketches; None, its reason noted, to drop the round."""
         assert self._question is not None  # set by configure_train
-        if not self._asked:
+        if not self._cohort:
             self._note(dropped="no user was sampled")
             return None
-        if self._question.size == 0:
+        if self._question.step not in SECURE_SUMS:
             return self._sketches(replies)
-        result = self.secure_sum.add(self._asked, replies, self._question.size)
+        about = self._sum_round()
+        result = self.secure_sum.add(about, replies)
+        self._note(survivors=result.survivors, refusals=result.refusals)
         if result.total is None:
             self._note(dropped=result.reason)
             return None
-        self._note(noise_std=self._mechanism().mean_std)
-        return result.total / self.expected_cohort
+        return self._mean(about, result)
+
+    def _mean(self, about: SumRound, result: SumResult) -> np.ndarray:
+        """The sum's result, decoded and divided by the expected cohort, float64 [D]."""
+        assert self._question is not None  # set by configure_train
+        assert result.total is not None  # else the round was dropped
+        mechanism, (_, t) = self._mechanism(), self._stage(self._outcome.round)
+        total, kept = result.total, result.survivors
+        if about.reveal is not None:
+            assert isinstance(mechanism, IntegerSum)
+            total, kept = remove_excess(mechanism, about, result)
+        self._note(noise_std=mechanism.budget.mean_std(about.cohort, result.survivors, kept))
+        seed = rotation_seed(self.config, self._question.step, t)
+        return mechanism.decode(total, seed) / self.expected_cohort
 
     def _sketches(self, replies: list[Message]) -> np.ndarray | None:
         """Sketches are independent of each other: those that arrived well-formed are used."""
-        rows = [part for r in replies if (part := sketches_in(r, self.backbone.sketch.size)) is not None]
+        width = sketch_mechanism(self.config, self.backbone.sketch.size).width
+        rows = [part for r in replies if (part := sketches_in(r, width)) is not None]
+        refused = Counter(reason for r in replies if (reason := refusal_in(r)) is not None)
+        self._note(refusals=dict(refused))
         if not rows:
-            self._note(dropped="no sketch arrived")
+            reasons = "".join(f"; clients refused: {reason}" for reason in refused)
+            self._note(dropped=f"no sketch arrived{reasons}")
             return None
         return np.concatenate(rows)
 
@@ -290,18 +350,17 @@ class ClusteredTraining(Strategy):
         return (models + rate * weights[:, None] * aggregates.means).astype(np.float32)
 
     def _aggregates(self, mean: np.ndarray) -> Aggregates:
-        size, std = self.clusters * self.backbone.spec.size, self._mechanism().mean_std
+        size, std = self.clusters * self.backbone.spec.size, self._outcome.noise_std or 0.0
         means = mean[:size].reshape(self.clusters, -1)
         if rule_name(self.config) != "count":
             return Aggregates(means, std)
         unit_count = self.config.count_share * self.config.clip_norm
         return Aggregates(means, std, mean[size:] / unit_count, std / unit_count)
 
-    def _mechanism(self) -> GaussianSum:
-        c = self.config
-        if self._outcome.stage == 1:
-            return GaussianSum(1.0, self.plan.stage1, self.expected_cohort, c.noise_cohort_size)
-        return GaussianSum(c.clip_norm, self.plan.stage2, self.expected_cohort, c.noise_cohort_size)
+    def _mechanism(self) -> SumMechanism:
+        assert self._question is not None  # set by configure_train
+        step, users = self._question.step, len(self.hosts)
+        return open_mechanism(self.config, step, self.plan.of_step(step), users, self.backbone.shapes)
 
     def _choose_at_evaluation(self) -> str:
         return "group" if self.choose(1) == "group" else "loss"

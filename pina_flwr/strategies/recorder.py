@@ -6,12 +6,11 @@ import logging
 import math
 from pathlib import Path
 
-from pina_flwr.config import RunConfig
-from pina_flwr.privacy.guarantee import Bound, NoisePlan, caveats, epsilon_so_far, guarantee, planned_rounds
+from pina_flwr.privacy.cohort import planned_rounds
+from pina_flwr.privacy.guarantee import Bound, Subject, caveats, epsilon_so_far, guarantee
 from pina_flwr.report.metrics_log import MetricsLog, RoundRow
 from pina_flwr.report.summary import Epsilons, NoiseMultipliers, Summary
 from pina_flwr.strategies.clustered import Outcome
-from pina_flwr.strategies.hosts import Hosts
 
 log = logging.getLogger("flwr")
 RECENT = 5  # rounds whose mean duration predicts the time left
@@ -20,8 +19,9 @@ RECENT = 5  # rounds whose mean duration predicts the time left
 class Recorder:
     """Collects the rows of a run. Budget counts as spent once a round was tried, dropped or not."""
 
-    def __init__(self, config: RunConfig, plan: NoisePlan, folder: Path, hosts: Hosts):
-        self.config, self.plan, self.hosts = config, plan, hosts
+    def __init__(self, subject: Subject, folder: Path):
+        self.subject = subject
+        self.config, self.plan, self.users = subject.config, subject.noise, subject.users
         self.rows: list[RoundRow] = []
         self._file = MetricsLog(folder)
         self._rounds = 0
@@ -29,9 +29,9 @@ class Recorder:
     def announce(self, rounds: int) -> None:
         """Say what is about to run."""
         self._rounds = rounds
-        c, cohort = self.config, self.config.sampling_rate * len(self.hosts)
+        c, cohort = self.config, self.config.sampling_rate * self.users
         log.info("%s on %s with %s: %d users, %.0f a round, %d rounds", c.strategy, c.dataset, c.backbone,
-                 len(self.hosts), cohort, rounds)  # fmt: skip
+                 self.users, cohort, rounds)  # fmt: skip
         if c.private:
             log.info("noise multiplier z = %.4g, %.4g in stages 1, 2", self.plan.stage1, self.plan.stage2)
 
@@ -68,18 +68,24 @@ class Recorder:
             seconds=o.seconds,
             cohort=o.cohort,
             dropped=o.dropped or None,
+            survivors=o.survivors,
+            refusals=dict(o.refusals) or None,
             **measured,  # type: ignore[arg-type]
         )
 
     def _epsilon_after(self, round_: int) -> float | None:
         stage1, _ = planned_rounds(self.config)
         done1 = min(round_, stage1)
-        return _or_none(epsilon_so_far(self.config, self.plan, done1, round_ - done1))
+        return _or_none(epsilon_so_far(self.subject, done1, round_ - done1))
 
     def _line(self, row: RoundRow) -> str:
         parts = [f"round {row.round}/{row.rounds}", f"stage {row.stage}", f"cohort {row.cohort}"]
         if row.dropped:
             parts.append(f"DROPPED: {row.dropped}")
+        if row.refusals and not row.dropped:
+            parts.append("refused: " + ", ".join(f"{why} ({n})" for why, n in row.refusals.items()))
+        if row.survivors is not None and row.survivors < (row.cohort or 0) and not row.dropped:
+            parts.append(f"{(row.cohort or 0) - row.survivors} vanished")
         if row.left_out:
             parts.append(f"left out, update not finite: {row.left_out}")
         if row.loss is not None:
@@ -94,7 +100,7 @@ class Recorder:
 
     def summary(self, seconds: float, clusters: int) -> Summary:
         """The run's summary, after its last round."""
-        c, held = self.config, guarantee(self.config, self.plan)
+        c, held = self.config, guarantee(self.subject)
         unmeasured = RoundRow(round=0, rounds=0, stage=0)
         last = next((row for row in reversed(self.rows) if row.accuracy is not None), unmeasured)
         return Summary(
@@ -112,15 +118,15 @@ class Recorder:
             ),
             delta=self.plan.delta,
             noise_cohort_size=c.noise_cohort_size if c.private else 0,
-            cohort=c.sampling_rate * len(self.hosts),
-            users=len(self.hosts),
+            cohort=c.sampling_rate * self.users,
+            users=self.users,
             seed=c.seed,
             dataset=c.dataset,
             backbone=c.backbone,
             clusters=clusters,
             groups=None if c.user_column else c.rotations,
             noise_multiplier=NoiseMultipliers(stage1=self.plan.stage1, stage2=self.plan.stage2),
-            caveats=caveats(c, self.plan, len(self.hosts)),
+            caveats=caveats(self.subject),
             epsilon_as_paper_counts=_paper_counts(held.recipient, held.server, held.sketch),
             dropped_rounds=sum(row.dropped is not None for row in self.rows),
             trained=any(row.stage == 2 and row.dropped is None for row in self.rows),

@@ -1,14 +1,19 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
 
-from pina_flwr.messages import TRAIN, request
-from pina_flwr.secure_sum.interface import VECTOR, open_secure_sum
-from pina_flwr.secure_sum.trusted import TrustedSum
+from pina_flwr.messages import KEYS, TRAIN, request
+from pina_flwr.secure_sum.interface import REFUSAL, VECTOR, SumResult, SumRound, open_secure_sum
+from pina_flwr.secure_sum.trusted import TrustedSum, protected_vector, refusal_in
 
 SIZE = 3
+FLOATS = SumRound(SIZE, 0, {7: 1, 8: 1}, fewest=2)
+INTEGERS = replace(FLOATS, bits=20)
 
 
 def question(node: int) -> Message:
@@ -24,6 +29,14 @@ def vector(node: int, values: list[float] | np.ndarray) -> Message:
     return answer(node, RecordDict({VECTOR: ArrayRecord([array])}))
 
 
+def integers(node: int, values: list[int]) -> Message:
+    return vector(node, np.array(values, dtype=np.uint32))
+
+
+def refuses(node: int, reason: str = "budget spent") -> Message:
+    return answer(node, RecordDict({REFUSAL: ConfigRecord({"reason": reason})}))
+
+
 def raw(
     data: bytes, dtype: str = "float32", shape: tuple[int, ...] = (SIZE,), stype: str = "numpy.ndarray"
 ) -> RecordDict:
@@ -34,24 +47,45 @@ def good() -> ArrayRecord:
     return ArrayRecord([np.ones(SIZE, dtype=np.float32)])
 
 
+def add(about: SumRound, *replies: Message) -> SumResult:
+    return TrustedSum().add(about, replies)
+
+
 def test_is_what_the_option_names() -> None:
     assert isinstance(open_secure_sum("trusted"), TrustedSum)
 
 
-def test_sum() -> None:
-    result = TrustedSum().add({7, 8}, [vector(8, [1, 2, 3]), vector(7, [10, 20, 30])], SIZE)
-    assert result.total is not None
-    assert result.total.dtype == np.float64
-    assert result.total.tolist() == [11, 22, 33]
-    assert result.reason == ""
+class TestSum:
+    def test_of_floats(self) -> None:
+        result = add(FLOATS, vector(8, [1, 2, 3]), vector(7, [10, 20, 30]))
+        assert result.total is not None
+        assert result.total.dtype == np.float64
+        assert result.total.tolist() == [11, 22, 33]
+        assert (result.reason, result.survivors) == ("", 2)
 
+    def test_adds_in_float64(self) -> None:
+        about = replace(FLOATS, members={1: 1, 2: 1, 3: 1})
+        result = add(about, vector(1, [1e8, 0, 0]), vector(2, [1, 0, 0]), vector(3, [-1e8, 0, 0]))
+        assert result.total is not None
+        assert result.total[0] == 1
 
-def test_adds_in_float64() -> None:
-    result = TrustedSum().add(
-        {1, 2, 3}, [vector(1, [1e8, 0, 0]), vector(2, [1, 0, 0]), vector(3, [-1e8, 0, 0])], SIZE
-    )
-    assert result.total is not None
-    assert result.total[0] == 1
+    @pytest.mark.parametrize("bits", [8, 20, 31, 32])
+    def test_of_integers_is_modular(self, bits: int) -> None:
+        top = 2**bits - 1
+        result = add(replace(INTEGERS, bits=bits), integers(7, [1, top, top]), integers(8, [2, 1, top]))
+        assert result.total is not None
+        assert result.total.dtype == np.int64
+        assert result.total.tolist() == [3, 0, top - 1]
+
+    def test_of_nobody_is_empty(self) -> None:
+        total = add(replace(FLOATS, members={}, fewest=0)).total
+        assert total is not None
+        assert not total.any()
+
+    def test_survivors_are_users_not_nodes(self) -> None:
+        about = replace(FLOATS, members={7: 5, 8: 4, 9: 1}, fewest=9)
+        assert about.cohort == 10
+        assert add(about, vector(7, [1, 1, 1]), vector(8, [1, 1, 1])).survivors == 9
 
 
 MALFORMED: dict[str, Callable[[], RecordDict]] = {
@@ -64,6 +98,7 @@ MALFORMED: dict[str, Callable[[], RecordDict]] = {
     "float16": lambda: vector(8, np.ones(SIZE, dtype=np.float16)).content,
     "big-endian": lambda: vector(8, np.ones(SIZE, dtype=">f4")).content,
     "integers": lambda: vector(8, np.ones(SIZE, dtype=np.int32)).content,
+    "unsigned integers": lambda: vector(8, np.ones(SIZE, dtype=np.uint32)).content,
     "text": lambda: vector(8, np.array(["a", "b", "c"])).content,
     "nothing": lambda: RecordDict(),
     "another name": lambda: RecordDict({"vector": good()}),
@@ -72,12 +107,29 @@ MALFORMED: dict[str, Callable[[], RecordDict]] = {
     "arrays beside it": lambda: RecordDict({VECTOR: good(), "more": good()}),
     "metrics beside it": lambda: RecordDict({VECTOR: good(), "metrics": MetricRecord({"loss": 0.1})}),
     "a config beside it": lambda: RecordDict({VECTOR: good(), "config": ConfigRecord({"cluster": 1})}),
+    "a refusal beside it": lambda: RecordDict({VECTOR: good()} | dict(refuses(8).content)),
+    "keys beside it": lambda: RecordDict({VECTOR: good(), KEYS: ConfigRecord({"keys": [b"1"]})}),
     "metrics in its place": lambda: RecordDict({VECTOR: MetricRecord({"loss": 0.1})}),
+    "a refusal in the wrong record": lambda: RecordDict({REFUSAL: MetricRecord({"reason": 1})}),
     "no bytes": lambda: raw(b""),
     "bytes of something else": lambda: raw(b"\x00" * 12),
     "a zip file": lambda: raw(b"PK\x05\x06" + b"\x00" * 18),
     "a wrong shape in its label": lambda: raw(np_bytes(np.ones(5, dtype=np.float32))),
     "another kind of tensor": lambda: raw(np_bytes(np.ones(SIZE, dtype=np.float32)), stype="torch.Tensor"),
+}
+MALFORMED_INTEGERS: dict[str, Callable[[], RecordDict]] = {
+    "2^b": lambda: integers(8, [0, 1 << 20, 0]).content,
+    "the largest uint32": lambda: integers(8, [0, 0, 2**32 - 1]).content,
+    "floats": lambda: vector(8, [1, 2, 3]).content,
+    "nan": lambda: vector(8, [1, np.nan, 3]).content,
+    "signed": lambda: vector(8, np.ones(SIZE, dtype=np.int32)).content,
+    "uint64": lambda: vector(8, np.ones(SIZE, dtype=np.uint64)).content,
+    "uint16": lambda: vector(8, np.ones(SIZE, dtype=np.uint16)).content,
+    "big-endian": lambda: vector(8, np.ones(SIZE, dtype=">u4")).content,
+    "too long": lambda: integers(8, [1, 2, 3, 4]).content,
+    "metrics beside it": lambda: RecordDict(
+        {VECTOR: ArrayRecord([np.ones(SIZE, dtype=np.uint32)]), "m": MetricRecord({"loss": 0.1})}
+    ),
 }
 
 
@@ -85,45 +137,209 @@ def np_bytes(array: np.ndarray) -> bytes:
     return Array(array).data
 
 
-@pytest.mark.parametrize("kind", MALFORMED)
-def test_a_malformed_reply_drops_the_round(kind: str) -> None:
-    replies = [vector(7, [1, 2, 3]), answer(8, MALFORMED[kind]())]
-    result = TrustedSum().add({7, 8}, replies, SIZE)
-    assert result.total is None
-    assert result.reason == "a node sent something else than 3 finite numbers"
+class TestMalformed:
+    """What else a node sends says nothing about its users; those count as vanished."""
+
+    @pytest.mark.parametrize("kind", MALFORMED)
+    def test_floats(self, kind: str) -> None:
+        reply = answer(8, MALFORMED[kind]())
+        result = add(FLOATS, vector(7, [1, 2, 3]), reply)
+        assert result.total is None
+        assert result.survivors == 1
+        assert result.reason == (
+            "1 of 2 users survived, 2 are needed (a node sent something else than 3 numbers)"
+        )
+        tolerant = add(replace(FLOATS, fewest=1), reply, vector(7, [1, 2, 3]))
+        assert tolerant.total is not None
+        assert tolerant.total.tolist() == [1, 2, 3]
+        assert (tolerant.survivors, tolerant.reason) == (1, "")
+
+    @pytest.mark.parametrize("kind", MALFORMED_INTEGERS)
+    def test_integers(self, kind: str) -> None:
+        reply = answer(8, MALFORMED_INTEGERS[kind]())
+        assert protected_vector(reply, SIZE, 20) is None
+        assert add(INTEGERS, integers(7, [1, 2, 3]), reply).total is None
+        tolerant = add(replace(INTEGERS, fewest=1), reply, integers(7, [1, 2, 3]))
+        assert tolerant.total is not None
+        assert tolerant.total.tolist() == [1, 2, 3]
+
+    def test_the_largest_that_fits_is_none(self) -> None:
+        assert protected_vector(integers(8, [0, 2**20 - 1, 0]), SIZE, 20) is not None
+        assert protected_vector(integers(8, [0, 2**32 - 1, 0]), SIZE, 32) is not None
 
 
-@pytest.mark.parametrize(
-    ("replies", "reason"),
-    [
-        ([], "2 of 2 nodes sent no answer in time"),
-        ([(7, [1, 2, 3])], "1 of 2 nodes sent no answer in time"),
-        ([(7, [1, 2, 3]), (7, [1, 2, 3]), (8, [1, 2, 3])], "a node answered twice, or was not asked"),
-        ([(7, [1, 2, 3]), (8, [1, 2, 3]), (9, [1, 2, 3])], "a node answered twice, or was not asked"),
-    ],
-)
-def test_every_node_must_answer_once(replies: list[tuple[int, list[float]]], reason: str) -> None:
-    result = TrustedSum().add({7, 8}, [vector(*reply) for reply in replies], SIZE)
-    assert result.total is None
-    assert result.reason == reason
+class TestDropout:
+    """A round counts with the fewest survivors for whom the noise is sized, and not with one less."""
+
+    ABOUT = SumRound(SIZE, 20, dict.fromkeys(range(10), 1), fewest=9)
+
+    def replies(self, count: int) -> list[Message]:
+        return [integers(node, [node, 0, 1]) for node in range(count)]
+
+    @pytest.mark.parametrize(
+        ("last", "refusals"),
+        [
+            (lambda: [], {}),
+            (lambda: [answer(9, Error(5, "out of memory"))], {}),
+            (lambda: [vector(9, [1, 2, 3])], {}),
+            (lambda: [refuses(9)], {"budget spent": 1}),
+        ],
+        ids=["lost", "failed", "malformed", "refused"],
+    )
+    def test_one_of_ten_may_vanish(self, last: Callable[[], list[Message]], refusals: dict[str, int]) -> None:
+        result = add(self.ABOUT, *last(), *self.replies(9))
+        assert result.total is not None
+        assert result.total.tolist() == [36, 0, 9]
+        assert (result.survivors, result.refusals) == (9, refusals)
+
+    @pytest.mark.parametrize(
+        ("rest", "reason"),
+        [
+            (lambda: [], ", the others sent no answer in time"),
+            (
+                lambda: [answer(9, Error(5, "\nException:\n  no\tdisk"))],
+                " (a node failed: Exception: no disk)",
+            ),
+            (
+                lambda: [answer(8, Error(5, None)), answer(9, Error(5, None))],
+                " (a node failed: error code 5)",
+            ),
+            (
+                lambda: [refuses(8), refuses(9, "stale round")],
+                " (clients refused: budget spent; clients refused: stale round)",
+            ),
+            (
+                lambda: [refuses(8), vector(9, [1, 2, 3])],
+                " (a node sent something else than 3 numbers; clients refused: budget spent)",
+            ),
+        ],
+        ids=["lost", "failed", "failed twice", "refused", "mixed"],
+    )
+    def test_two_of_ten_may_not(self, rest: Callable[[], list[Message]], reason: str) -> None:
+        result = add(self.ABOUT, *self.replies(8), *rest())
+        assert result.total is None
+        assert result.survivors == 8
+        assert result.reason == f"8 of 10 users survived, 9 are needed{reason}"
+
+    def test_a_node_speaks_for_its_users(self) -> None:
+        about = SumRound(SIZE, 20, {1: 12, 2: 1, 3: 7}, fewest=18)
+        two = add(about, integers(1, [1, 1, 1]), refuses(2), integers(3, [1, 1, 1]))
+        assert (two.survivors, two.refusals) == (19, {"budget spent": 1})
+        assert two.total is not None
+        seven = add(about, integers(1, [1, 1, 1]), integers(2, [1, 1, 1]), refuses(3))
+        assert (seven.survivors, seven.refusals) == (13, {"budget spent": 7})
+        assert seven.total is None
+
+    @pytest.mark.parametrize("first", [lambda: refuses(8), lambda: answer(8, Error(5, "late"))])
+    def test_who_refused_or_failed_has_answered(self, first: Callable[[], Message]) -> None:
+        result = add(replace(FLOATS, fewest=1), vector(7, [1, 2, 3]), first(), vector(8, [1, 2, 3]))
+        assert result.total is None
+        assert result.reason == "a node answered twice, or was not asked"
+
+    @pytest.mark.parametrize("node", [7, 9], ids=["twice", "not asked"])
+    def test_every_node_answers_once(self, node: int) -> None:
+        """Which of two vectors counts can't be told; both together would break the users' bound."""
+        replies = [vector(7, [1, 2, 3]), vector(8, [1, 2, 3]), vector(node, [1, 2, 3])]
+        result = add(FLOATS, *replies)
+        assert result.total is None
+        assert result.reason == "a node answered twice, or was not asked"
 
 
-@pytest.mark.parametrize(
-    ("reason", "said"),
-    [
-        ("out of memory", "out of memory"),
-        ("\nException:\n  no\tdisk", "Exception: no disk"),
-        (None, "error code 5"),
-    ],
-)
-def test_an_error_reply_drops_the_round(reason: str | None, said: str) -> None:
-    replies = [vector(7, [1, 2, 3]), answer(8, Error(5, reason))]
-    result = TrustedSum().add({7, 8}, replies, SIZE)
-    assert result.total is None
-    assert result.reason == f"a node failed: {said}"
+class TestRefusal:
+    def test_its_reason_is_all_that_is_read(self) -> None:
+        assert refusal_in(refuses(7, "stale round")) == "stale round"
+        assert refusal_in(vector(7, [1, 2, 3])) is None
+        assert refusal_in(answer(7, Error(1, "refusal"))) is None
+        more = RecordDict(dict(refuses(7).content) | {"m": MetricRecord({"loss": 0.1})})
+        assert refusal_in(answer(7, more)) is None
+
+    def test_whatever_a_node_writes_there(self) -> None:
+        """A node of another make may write anything: it ends up in a log, so it is cut."""
+        assert refusal_in(refuses(7, "x" * 10**6)) == "x" * 100
+        assert refusal_in(refuses(7, "a\n  forged\tline")) == "a forged line"
+        assert refusal_in(answer(7, RecordDict({REFUSAL: ConfigRecord({"other": 1})}))) == ""
 
 
-def test_nobody_asked_is_an_empty_sum() -> None:
-    total = TrustedSum().add(set(), [], SIZE).total
-    assert total is not None
-    assert not total.any()
+class Wire(Grid):
+    """A network that hands out prepared replies, one batch a phase, and keeps what was sent."""
+
+    def __init__(self, *phases: list[Message]) -> None:
+        self.phases, self.sent = list(phases), list[list[Message]]()
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        self.sent.append(list(messages))
+        return self.phases.pop(0)
+
+    run = property(lambda self: None)
+    set_run = create_message = push_messages = pull_messages = get_node_ids = None
+
+
+class TestPhases:
+    def asks(self, **changes: Any) -> tuple[SumRound, list[tuple[list[int], int]]]:
+        """A round of four nodes of which one may vanish, and what its reveal phase was asked for."""
+        asked: list[tuple[list[int], int]] = []
+
+        def reveal(survivors: list[int], vanished: int) -> list[Message]:
+            asked.append((survivors, vanished))
+            return [question(node) for node in survivors] if vanished < 2 else []
+
+        return SumRound(SIZE, 20, dict.fromkeys([1, 2, 3, 4], 2), fewest=4, reveal=reveal), asked
+
+    def collect(self, about: SumRound, *phases: list[Message]) -> tuple[list[Message], Wire]:
+        wire = Wire(*phases)
+        questions = [question(node) for node in about.members]
+        return TrustedSum().collect(wire, questions, about, 1.0), wire
+
+    def test_one_phase_without_removable_noise(self) -> None:
+        about, _ = self.asks()
+        replies, wire = self.collect(replace(about, reveal=None), [integers(1, [1, 2, 3])])
+        assert len(wire.sent) == 1
+        assert len(replies) == 1
+
+    def test_survivors_are_asked_for_what_was_added_in_vain(self) -> None:
+        about, asked = self.asks()
+        keys = [answer(node, RecordDict({KEYS: ConfigRecord({"keys": [b"k"]})})) for node in (1, 2, 3, 4)]
+        replies, wire = self.collect(about, [integers(node, [1, 0, 0]) for node in (1, 2, 3, 4)], keys)
+        assert asked == [([1, 2, 3, 4], 0)]
+        assert len(wire.sent) == 2
+        result = TrustedSum().add(about, replies)
+        assert result.total is not None
+        assert result.total.tolist() == [4, 0, 0]
+        assert result.survivors == 8
+        assert [reply.metadata.src_node_id for reply in result.revealed] == [1, 2, 3, 4]
+
+    @pytest.mark.parametrize(
+        "fault",
+        [
+            lambda: [answer(4, Error(5, "out of memory"))],
+            lambda: [refuses(4)],
+            lambda: [answer(4, RecordDict())],
+            lambda: [],
+        ],
+        ids=["failed", "refused", "malformed", "lost"],
+    )
+    def test_who_does_not_reveal_stays_in_the_sum(self, fault: Callable[[], list[Message]]) -> None:
+        """Its noise is then more than is needed, which is no reason to drop a round that is paid for."""
+        about, _ = self.asks()
+        keys = [answer(node, RecordDict({KEYS: ConfigRecord({"keys": [b"k"]})})) for node in (1, 2, 3)]
+        replies, _ = self.collect(about, [integers(node, [1, 0, 0]) for node in (1, 2, 3, 4)], keys + fault())
+        result = TrustedSum().add(about, replies)
+        assert result.reason == ""
+        assert result.total is not None
+        assert result.total.tolist() == [4, 0, 0]
+        assert [reply.metadata.src_node_id for reply in result.revealed] == [1, 2, 3]
+
+    def test_those_who_vanished_are_not(self) -> None:
+        about, asked = self.asks()
+        replies, wire = self.collect(
+            about, [integers(1, [1, 0, 0]), refuses(2), integers(3, [1, 0, 0]), integers(4, [1, 0, 0])]
+        )
+        assert asked == [([1, 3, 4], 2)]
+        assert len(wire.sent) == 1  # nothing of what they added was in vain
+        assert len(replies) == 4
+
+    def test_nobody_is_if_the_round_is_dropped(self) -> None:
+        about, asked = self.asks()
+        _, wire = self.collect(about, [integers(1, [1, 0, 0])])
+        assert asked == []
+        assert len(wire.sent) == 1

@@ -13,11 +13,13 @@ from safetensors.torch import load_file
 from support import (
     LocalGrid,
     by_round,
+    decoded,
     failed,
     json_of,
     lost,
     models_sent,
     node_id,
+    refused,
     rows_of,
     run,
     twice,
@@ -31,8 +33,10 @@ from pina_flwr.client import DIAGNOSTICS, SKETCHES
 from pina_flwr.config import RunConfig
 from pina_flwr.messages import EVALUATE, Task, pack, request, unpack
 from pina_flwr.normality import Aggregates, rule
+from pina_flwr.privacy.ledger import Ledger
 from pina_flwr.secure_sum.interface import VECTOR
-from pina_flwr.strategies.clustered import ClusteredTraining, TrainingFailed, sketches_in
+from pina_flwr.strategies.clustered import TrainingFailed, sketches_in
+from pina_flwr.strategies.sampler import Sampler
 from pina_flwr.training.workbench import Workbench
 
 Make = Callable[..., RunConfig]
@@ -82,7 +86,7 @@ class TestNoise:
         self, config: Make, tmp_path: Path
     ) -> None:
         def twice_with(z: float) -> tuple[np.ndarray, np.ndarray]:
-            options = {"epsilon": math.inf, "noise_multiplier": z}
+            options = {"epsilon": math.inf, "noise_multiplier": z, "bits": 32}
             runs = [config(**options, output=str(tmp_path / f"{z}-{i}")) for i in range(2)]
             for c in runs:
                 run(c)
@@ -92,10 +96,22 @@ class TestNoise:
         first, second = twice_with(1e-3)
         assert (first != second).any(axis=1).all()
 
-    def test_rows_give_its_size(self, config: Make) -> None:
-        c = config(noise_multiplier=3.0, clip_norm=0.5, noise_cohort_size=1_000)
+    @pytest.mark.parametrize(
+        ("tolerance", "noise"), [(0.0, "provision"), (0.3, "provision"), (0.3, "removable")]
+    )
+    def test_rows_give_its_size(self, config: Make, tolerance: float, noise: str) -> None:
+        """Nobody vanishes, so all that is added for the case that they do is in the sum, or removed."""
+        c = config(
+            noise_multiplier=3.0,
+            clip_norm=0.5,
+            noise_cohort_size=1_000,
+            dropout_tolerance=tolerance,
+            dropout_noise=noise,
+        )
         run(c)
-        assert [row.noise_std for row in rows_of(c)] == pytest.approx([3 / 1000] * 2 + [3 * 0.5 / 1000] * 2)
+        extra = 1.0 if noise == "removable" else math.sqrt(1 / (1 - tolerance))
+        sigma = np.array([3 / 1000] * 2 + [3 * 0.5 / 1000] * 2)
+        assert [row.noise_std for row in rows_of(c)] == pytest.approx((sigma * extra).tolist())
 
 
 class TestArithmetic:
@@ -148,7 +164,7 @@ class TestCohort:
         cohorts = [tuple(e.task.users) for e in grid.trained()]
         assert len(set(cohorts)) > 30
         assert 0.2 < sum(map(len, cohorts)) / (40 * 14) < 0.4
-        assert all(e.task.cohort == len(e.task.users) for e in grid.trained())
+        assert all(e.task.offer.cohort == len(e.task.users) for e in grid.trained())  # type: ignore[union-attr]
 
     @pytest.mark.parametrize("z", [0.0, 1.0])
     def test_is_a_secret_in_a_private_run(self, config: Make, z: float) -> None:
@@ -160,7 +176,7 @@ class TestCohort:
     def test_if_empty_in_all_rounds_the_run_has_failed_and_models_are_saved(
         self, config: Make, flwr_log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(ClusteredTraining, "_sample", lambda *_: [])
+        monkeypatch.setattr(Sampler, "cohort", lambda *_: [])
         c = config(noise_multiplier=1.0)
         with pytest.raises(TrainingFailed, match="every round of stage 2 was dropped: no user was sampled"):
             run(c, 2)
@@ -184,7 +200,7 @@ class TestCohort:
         assert len(list((Path(c.output) / "adapters").glob("*/adapter_config.json"))) == c.clusters
 
     def test_if_empty_models_stay_as_they_are(self, config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(ClusteredTraining, "_sample", lambda _, t: [] if t % 3 else [1, 2, 5])
+        monkeypatch.setattr(Sampler, "cohort", lambda _, stage, t: [] if t % 3 else [1, 2, 5])
         c = config(strategy="fedavg", epsilon=math.inf, t_tr=12)
         grid = run(c)
         empty = [row.round for row in rows_of(c) if row.dropped]
@@ -232,10 +248,10 @@ class TestUpdatesThatAreNotFinite:
             strategy="fedavg", noise_multiplier=5.0, noise_cohort_size=0, learning_rate=1e30, local_epochs=3
         )
         grid = run(c, 3)
-        total = np.sum([vector_of(e.reply).astype(float) for e in grid.trained("update", 1)], axis=0)
+        total, row = decoded(grid, "update", 1), rows_of(c)[0]
         assert total.size > 1_000
-        assert total.std() == pytest.approx(5.0, rel=6 / math.sqrt(2 * total.size))
-        assert rows_of(c)[0].left_out == rows_of(c)[0].cohort
+        assert total.std() == pytest.approx(5.0 / math.sqrt(0.9), rel=6 / math.sqrt(2 * total.size))
+        assert row.left_out == row.cohort
 
     def test_in_stage_1(self, config: Make) -> None:
         c = config(epsilon=math.inf, stage1_learning_rate=1e30, stage1_epochs=3)
@@ -255,28 +271,35 @@ class TestUpdatesThatAreNotFinite:
         assert left_out == [0, 0, len(users[0] | users[1] | users[2]), len(users[3])]
 
 
-BROKEN = "a node sent something else than {size} finite numbers"
+SURVIVED = "7 of 14 users survived, 13 are needed"
+BROKEN = SURVIVED + " (a node sent something else than {size} numbers)"
 FAULTS = {
-    "lost": (lost, "1 of 2 nodes sent no answer in time"),
-    "failed": (failed, "a node failed: out of memory"),
+    "lost": (lost, f"{SURVIVED}, the others sent no answer in time"),
+    "failed": (failed, f"{SURVIVED} (a node failed: out of memory)"),
+    "refused": (refused, f"{SURVIVED} (clients refused: budget spent)"),
     "twice": (twice, "a node answered twice, or was not asked"),
-    "nan": (with_vector(lambda v: np.where(np.arange(v.size) == 5, np.nan, v).astype(np.float32)), BROKEN),
+    "too large": (with_vector(lambda v: v | np.uint32(1 << 20)), BROKEN),
     "too long": (with_vector(lambda v: np.append(v, v[:1])), BROKEN),
+    "float32": (with_vector(lambda v: v.astype(np.float32)), BROKEN),
     "float64": (with_vector(lambda v: v.astype(np.float64)), BROKEN),
+    "signed": (with_vector(lambda v: v.astype(np.int32)), BROKEN),
     "metrics beside it": (
         with_content(lambda content: RecordDict(dict(content) | {"m": MetricRecord({"loss": 0.5})})),
         BROKEN,
     ),
     "a config in its place": (with_content(lambda _: RecordDict({VECTOR: ConfigRecord({"a": 1})})), BROKEN),
 }
+NAN = with_vector(lambda v: np.where(np.arange(v.size) == 5, np.nan, v).astype(np.float32))
 
 
 class TestSecureSumFaults:
+    """One node in two is half of the cohort: more than may vanish."""
+
     def test_drop_the_round_and_no_more(self, config: Make, flwr_log: pytest.LogCaptureFixture) -> None:
         """One fault a round of stage 2, of one node in two; the last round is whole again."""
         t_tr = len(FAULTS) + 1
         faults = {3 + i: fault for i, (fault, _) in enumerate(FAULTS.values())}
-        c = config(t_tr=t_tr, sampling_rate=0.95, noise_multiplier=1.0)
+        c = config(t_tr=t_tr, sampling_rate=1.0, noise_multiplier=1.0)
         grid = run(c, 2, intercept=by_round(faults))
         rows = rows_of(c)
         size = vector_of(grid.trained("update", t_tr)[0].reply).size
@@ -290,9 +313,21 @@ class TestSecureSumFaults:
         epsilons = [row.epsilon for row in rows]
         assert epsilons == sorted(set(epsilons))  # every round is charged, dropped or not
         assert epsilons[-1] == pytest.approx(json_of(c, "summary.json")["epsilon"]["recipient"])
+        with Ledger.open(Path(c.output) / "ledger.jsonl") as ledger:
+            assert [(e.stage, e.round) for e in ledger.entries] == [
+                *((1, t) for t in (1, 2)),
+                *((2, t) for t in range(1, t_tr + 1)),
+            ]
         assert json_of(c, "summary.json")["dropped_rounds"] == len(FAULTS)
         assert all(row.weights is None and row.noise_std is None for row in rows if row.dropped)
         assert rows[-1].weights
+
+    @pytest.mark.parametrize("options", [{"epsilon": math.inf}, {"mechanism": "gaussian"}])
+    def test_floats_that_are_not_finite(self, config: Make, options: dict[str, object]) -> None:
+        c = config(sampling_rate=1.0, **options)
+        grid = run(c, 2, intercept=by_round({3: NAN}))
+        size = vector_of(grid.trained("update", 1)[0].reply).size
+        assert [row.dropped for row in rows_of(c)] == [None, None, BROKEN.format(size=size), None]
 
     @pytest.mark.parametrize("strategy", ["pina-ri", "ifca"])
     def test_in_the_very_first_round(self, config: Make, strategy: str) -> None:
@@ -302,10 +337,10 @@ class TestSecureSumFaults:
         np.testing.assert_array_equal(models_sent(grid, 2), models_sent(grid, 1))
         assert len(np.unique(models_sent(grid, 2), axis=0)) == c.clusters
 
-    @pytest.mark.parametrize("fault", ["lost", "nan"])
+    @pytest.mark.parametrize("fault", ["lost", "too large"])
     def test_in_stage_1(self, config: Make, fault: str) -> None:
         """Neither the mean nor an iteration counts; the run goes on from what there is."""
-        c = config(t_in=3, sampling_rate=0.95, noise_multiplier=1.0)
+        c = config(t_in=3, sampling_rate=1.0, noise_multiplier=1.0)
         grid = run(c, 2, intercept=by_round({1: FAULTS[fault][0], 3: FAULTS[fault][0]}))
         rows = rows_of(c)
         assert [row.dropped is None for row in rows] == [False, True, False, True, True]
@@ -318,8 +353,11 @@ class TestSecureSumFaults:
         """Then nothing was trained, which is no success."""
         c = config(epsilon=math.inf)
         grid = LocalGrid(c, 2, intercept=by_round(dict.fromkeys(range(1, 5), failed), nodes=[0, 1]))
-        with pytest.raises(TrainingFailed, match="every round of stage 2 was dropped: a node failed: out of"):
-            server.run(grid, c)
+        with pytest.raises(
+            TrainingFailed,
+            match=r"every round of stage 2 was dropped: 0 of .* \(a node failed: out of memory\)",
+        ):
+            server.run(grid, c, "1")
         assert all(row.dropped for row in rows_of(c))
         np.testing.assert_array_equal(models_sent(grid, 2), models_sent(grid, 1))
 
@@ -342,7 +380,7 @@ class TestSketchFaults:
         ],
     )
     def test_the_others_are_used(self, config: Make, fault: object) -> None:
-        c = config(stage1="sketch", t_in=3, sampling_rate=0.95, noise_multiplier=1.0)
+        c = config(stage1="sketch", t_in=3, sampling_rate=0.95, noise_multiplier=1.0, participation_cap=3)
         run(c, 2, intercept=by_round(dict.fromkeys(range(2, 4), fault)))
         assert [row.dropped for row in rows_of(c)] == [None] * 5
         assert np.isfinite(final_models(c)).all()
@@ -378,7 +416,7 @@ class TestDiagnostics:
 
     def test_off_a_node_refuses_to_answer_them(self, config: Make) -> None:
         c = config(diagnostics=False)
-        question = request(Task("evaluate", 1, [0], 0, "loss", {}).to_record(), node_id(0), EVALUATE, 1)
+        question = request(Task("evaluate", 1, [0], "loss").to_record(), node_id(0), EVALUATE, 1)
         (reply,) = LocalGrid(c).send_and_receive([question])
         assert reply.has_error()
         assert "diagnostics = false: a node tells nothing about its users" in reply.error.reason
