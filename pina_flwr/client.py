@@ -100,11 +100,27 @@ def open_node(config: RunConfig, node_config: Mapping[str, object], run: str) ->
     if policy_path and not ledger:
         raise ConfigError("node-config: policy without ledger: a budget over runs needs a folder to count in")
     policy = load_policy(policy_path) if policy_path else None
-    if policy and config.diagnostics:
-        raise ConfigError("diagnostics = true: a node with a policy tells nothing about its users; set false")
-    if policy and config.reproducible_noise:
-        raise ConfigError("reproducible-noise = true: protects nobody; a node with a policy needs false")
+    if policy:
+        _check_run(config, policy)
     return Node(open_workbench(config), partition, partitions, run, policy, ledger)
+
+
+def _check_run(config: RunConfig, policy: Policy) -> None:
+    """Refuse a run whose options would void what the node's owner asks for; they come from the server."""
+    rules = [
+        (not config.diagnostics, "diagnostics = true: a node with a policy tells nothing about its users"),
+        (
+            not config.reproducible_noise,
+            "reproducible-noise = true: a node with a policy keeps its noise secret",
+        ),
+        (
+            config.secure_sum in policy.secure_sums,
+            f"secure-sum = {config.secure_sum!r}: a node's policy accepts {', '.join(policy.secure_sums)}",
+        ),
+    ]
+    for holds, message in rules:
+        if not holds:
+            raise ConfigError(message)
 
 
 def train(node: Node, task: Task, state: RecordDict) -> RecordDict:

@@ -165,20 +165,27 @@ class TestOpenNode:
     ) -> None:
         """The run's configuration comes from the server's side; none of it may disarm a policy."""
         monkeypatch.chdir(tmp_path)
-        (tmp_path / "p.toml").write_text("max-epsilon = 8.0\ndelta = 1e-5\n")
+        (tmp_path / "p.toml").write_text("max-epsilon = 8.0\ndelta = 1e-5\nsecure-sums = ['trusted']\n")
         config = tiny(**{"diagnostics": False} | options)
         with pytest.raises(ConfigError, match=message) as raised:
             open_node(config, {"partition-id": 0, "num-partitions": 1} | node_config, RUN)
         assert len(str(raised.value).splitlines()) == 1
 
+    def test_a_policy_takes_no_ideal_sum_for_a_real_one(self, tmp_path: Path) -> None:
+        path = tmp_path / "policy.toml"
+        path.write_text("max-epsilon = 3.0\ndelta = 1e-6\n")
+        place = {"partition-id": 0, "num-partitions": 1, "policy": str(path), "ledger": str(tmp_path / "l")}
+        with pytest.raises(ConfigError, match="secure-sum = 'trusted': a node's policy accepts secagg"):
+            open_node(tiny(diagnostics=False), place, RUN)
+
     def test_a_policy_is_read(self, tmp_path: Path) -> None:
         path = tmp_path / "policy.toml"
-        path.write_text("max-epsilon = 3.0\ndelta = 1e-6\nmin-cohort = 20\n")
+        path.write_text("max-epsilon = 3.0\ndelta = 1e-6\nsecure-sums = ['trusted']\nmin-cohort = 20\n")
         place = {"partition-id": 0, "num-partitions": 1}
         host = open_node(
             tiny(diagnostics=False), place | {"policy": str(path), "ledger": str(tmp_path / "l")}, RUN
         )
-        assert host.policy == Policy(max_epsilon=3.0, delta=1e-6, min_cohort=20)
+        assert host.policy == Policy(max_epsilon=3.0, delta=1e-6, min_cohort=20, secure_sums=("trusted",))
         assert isinstance(host.user_ledger(RecordDict()), FileLedger)
         assert isinstance(open_node(tiny(), place, RUN).user_ledger(RecordDict()), StateLedger)
 
@@ -246,8 +253,8 @@ def width_of(host: Node, step: str) -> int:
 
 
 def power_of_two(width: int) -> int:
-    """The length to which a vector is padded for its rotation."""
-    return 1 << (width - 1).bit_length()
+    """The length to which a vector is padded for its rotation; short ones more, to cost fewer bits."""
+    return max(4096, 1 << (width - 1).bit_length())
 
 
 class TestReplies:

@@ -252,14 +252,15 @@ class TestLedger:
         for _ in range(2):
             run(c)
             assert places(Path(c.output) / "ledger.jsonl") == [(2, 1), (2, 2)]
-            assert json_of(c, "privacy.json")["earlier_runs"] is None
+            assert json_of(c, "privacy.json")["earlier_releases"] is None
 
     @pytest.mark.parametrize(("stage1", "spent"), [("dp-kmeans", 2.0), ("sketch", 6.0)])
     def test_that_lasts_counts_earlier_runs(
         self, config: Make, tmp_path: Path, stage1: str, spent: float
     ) -> None:
         """The second run gets what is left of ε, so its noise is larger, and clients accept that."""
-        lasting = {"ledger": str(tmp_path / "lasting" / "ledger.jsonl"), "stage1": stage1}
+        path = tmp_path / "lasting" / "ledger.jsonl"
+        lasting = {"ledger": str(path), "stage1": stage1, "sampling_rate": 0.9, "participation_cap": 2}
         first = config(**lasting, epsilon=spent, output=str(tmp_path / "1"))
         second = config(**lasting, output=str(tmp_path / "2"))
         for c in (first, second):
@@ -270,12 +271,12 @@ class TestLedger:
         assert 7.9 < after["epsilon"]["recipient"] <= 8
         start, end = rows_of(second)[0].epsilon, rows_of(second)[-1].epsilon
         assert before["epsilon"]["recipient"] < start < end == after["epsilon"]["recipient"]  # type: ignore[operator]
-        alone = plan(config(stage1=stage1), 14, shapes(second))
+        alone = plan(second, 14, shapes(second))
         assert after["noise_multiplier"]["stage2"] > alone.stage2
         assert after["noise_multiplier"]["stage1"] >= alone.stage1
-        assert json_of(first, "privacy.json")["earlier_runs"] is None
-        assert json_of(second, "privacy.json")["earlier_runs"] == 4
-        assert len(places(Path(lasting["ledger"]))) == 8
+        assert json_of(first, "privacy.json")["earlier_releases"] is None
+        assert json_of(second, "privacy.json")["earlier_releases"] == 4
+        assert len(places(path)) == 8
 
     def test_that_is_spent(self, config: Make, tmp_path: Path, flwr_log: pytest.LogCaptureFixture) -> None:
         ledger = str(tmp_path / "ledger.jsonl")

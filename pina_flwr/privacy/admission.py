@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pina_flwr.config import ConfigError, RunConfig
 from pina_flwr.privacy.cohort import largest_cohort, participation_cap, planned_rounds, shares
-from pina_flwr.privacy.plan import NoisePlan, clip_norm_of, release_of, rounds_by_step
+from pina_flwr.privacy.plan import NoisePlan, charged, clip_norm_of, rounds_by_step
 from pina_flwr.privacy.policy import Offer, Refusal, check
 from pina_flwr.privacy.releases import Release, UnprotectedRelease
 from pina_flwr.privacy.user_ledger import UserLedger
@@ -71,6 +71,8 @@ def _compare(node: Node, task: Task, offer: Offer) -> None:
     rounds = planned_rounds(config)
     if not rounds_by_step(config, *rounds).get(task.step):
         raise Refusal("parameters differ from the run's")
+    if task.step == "mean" and task.round != 1:
+        raise Refusal("too many rounds")
     if not 1 <= task.round <= rounds[1 if task.step == "update" else 0]:
         raise Refusal("too many rounds")
     if not 1 <= offer.cohort <= largest_cohort(users, config.sampling_rate):
@@ -93,7 +95,7 @@ def _release(node: Node, task: Task, offer: Offer) -> Release:
     """What the round releases about one user, in the server's view: without amplification."""
     z, users = offer.noise_multiplier, len(node.workbench.users)
     try:
-        found = release_of(node.config, task.step, z, users, node.shapes, 1.0)
+        found = charged(node.config, task.step, z, users, node.shapes, 1.0)
     except ConfigError:  # noise that can't be encoded
         raise Refusal("parameters differ from the run's") from None
     unprotected = [release for release in found if isinstance(release, UnprotectedRelease)]

@@ -129,7 +129,7 @@ def describe(subject: Subject) -> dict[str, Any]:
     """The guarantee as plain sentences and numbers, ready for JSON (ε is None where none is finite).
 
     Keys: `unit`, `adjacency`, `accountants`, `delta`, `mechanism`, `noise_multiplier`, `recipient`, `server`,
-    `sketch`, `dropout`, `simulated`, `earlier_runs`, `assumptions`; None where one does not apply.
+    `sketch`, `dropout`, `simulated`, `earlier_releases`, `assumptions`; None where one does not apply.
     """
     config, noise, held = subject.config, subject.noise, guarantee(subject)
     _warn_if_loose(held)
@@ -167,7 +167,7 @@ def describe(subject: Subject) -> dict[str, Any]:
         ),
         "dropout": _describe_dropout(config) if config.private else None,
         "simulated": _describe_simulation(subject),
-        "earlier_runs": sum(r.count for r in subject.earlier) or None,
+        "earlier_releases": sum(r.count for r in subject.earlier) or None,
         "assumptions": _assumptions(config),
     }
 

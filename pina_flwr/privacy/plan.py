@@ -159,6 +159,8 @@ def _calibrated(
         return NoisePlan(z, z, delta)
     budget1 = config.epsilon - (1 - config.stage1_budget) * left
     z1 = calibrate(lambda z: counted(z, 0.0, 0), budget1, delta)
+    if earlier:  # ε adds up to less than its parts, but clients, who don't know them, expect as much noise
+        z1 = max(z1, _calibrated(config, users, shapes, (), delta).stage1)
     return NoisePlan(z1, calibrate(lambda z: counted(z1, z), config.epsilon, delta), delta)
 
 
@@ -214,6 +216,14 @@ def release_of(
         return [SkellamRelease(code.l1, code.l2, variance, sampling_rate, count)]
     honest = shares(config, clients).honest
     return [DiscreteGaussianRelease(code.l2, variance, honest, code.padded, sampling_rate, count)]
+
+
+def charged(
+    config: RunConfig, step: str, z: float, users: int, shapes: Shapes, sampling_rate: float
+) -> list[Release]:
+    """What ledgers enter for one round of a step."""
+    releases = release_of(config, step, z, users, shapes, sampling_rate)
+    return [*releases, UnprotectedRelease(REPRODUCIBLE, 1)] if config.reproducible_noise else releases
 
 
 def encoding_of(config: RunConfig, step: str, sum_std: float, clients: int, shapes: Shapes) -> Encoding:

@@ -43,6 +43,7 @@ REASONS = (
 MECHANISMS = ("skellam", "discrete-gaussian", "zcdp", "gaussian")
 """Mechanisms that a policy may accept, by their name in ledgers; "zcdp" is any of a local sketch."""
 EXACT = MECHANISMS[:3]
+SECURE_SUMS = ("secagg+", "trusted")
 LARGEST_COHORT = 2**31 - 1
 MOST_BITS = 64
 NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
@@ -143,6 +144,8 @@ class Policy:
     max_sampling_rate: how often the owner is willing to be asked.
     mechanisms: by default those that are exact in integers, and local sketches. Continuous noise in floats
         ("gaussian") has low bits that attacks can read (Mironov 2012).
+    secure_sums: by default those that keep a server from seeing a single vector. "trusted" does not: it is
+        for simulation, and a vector alone carries only its own share of the noise.
 
     Raises:
         ConfigError: a field is of a wrong type or out of bounds.
@@ -163,6 +166,7 @@ class Policy:
     max_clip_norm: float = option(1e6, "S", above=0)
     max_sampling_rate: float = option(1.0, "q", above=0, high=1)
     mechanisms: tuple[str, ...] = option(EXACT, "mechanisms accepted", choices=MECHANISMS)
+    secure_sums: tuple[str, ...] = option(("secagg+",), "secure sums accepted", choices=SECURE_SUMS)
 
     def __post_init__(self) -> None:
         hints = get_type_hints(Policy)

@@ -132,6 +132,7 @@ class FloatSum:
     ) -> np.ndarray:
         """See `SumMechanism.protect`."""
         std = math.sqrt(self.budget.share(len(vectors), cohort))
+        _check_shape(vectors, self.width)
         if not vectors.isfinite().all():
             raise ValueError("a vector that is not finite: must be clipped first")
         noise = gaussian((self.width,), std, generator=entropy.generator("gaussian"))
@@ -165,8 +166,7 @@ class IntegerSum:
         self, vectors: Tensor, cohort: int, seed: object, entropy: Entropy, key: bytes = b""
     ) -> np.ndarray:
         """See `SumMechanism.protect`; uint32 below 2^b."""
-        if vectors.ndim != 2 or vectors.shape[1] != self.width:
-            raise ValueError(f"vectors of shape {list(vectors.shape)}: must be [users, {self.width}]")
+        _check_shape(vectors, self.width)
         total = np.zeros(self.size, dtype=np.int64)
         rounding = entropy.generator("rounding")
         for some in vectors.split(USERS_AT_ONCE):
@@ -210,6 +210,11 @@ class IntegerSum:
         most = split.cohort - split.survivors
         needed = [scale * self.budget.needed(cohort, vanished) for vanished in range(most + 1)]
         return [needed[0], *np.diff(needed).tolist()]
+
+
+def _check_shape(vectors: Tensor, width: int) -> None:
+    if vectors.ndim != 2 or vectors.shape[1] != width:
+        raise ValueError(f"vectors of shape {list(vectors.shape)}: must be [users, {width}]")
 
 
 def component_key(key: bytes, dropped: int) -> bytes:

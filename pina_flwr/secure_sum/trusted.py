@@ -36,6 +36,7 @@ class TrustedSum:
     def add(self, about: SumRound, replies: Iterable[Message]) -> SumResult:
         """See `SecureSum.add`; a node that failed, refused or sent something else counts as vanished."""
         total, missing = np.zeros(about.size, np.int64 if about.bits else np.float64), dict(about.members)
+        waiting = set(missing)
         problems: Counter[str] = Counter()
         refusals: Counter[str] = Counter()
         revealed = []
@@ -44,9 +45,10 @@ class TrustedSum:
             if _holds_keys(reply):
                 revealed.append(reply)
                 continue
-            if node not in missing:
-                # Two vectors of one node: which of them counts can't be told, and both would break its bound.
+            if node not in waiting:
+                # Of two answers of one node it can't be told which counts, and both would break its bound.
                 return SumResult(None, "a node answered twice, or was not asked")
+            waiting.remove(node)
             if (reason := refusal_in(reply)) is not None:
                 refusals[reason] += missing[node]
             elif reply.has_error():

@@ -28,7 +28,7 @@ from pina_flwr.normality import Aggregates, rule, rule_name
 from pina_flwr.privacy.admission import offer_of
 from pina_flwr.privacy.cohort import shares
 from pina_flwr.privacy.ledger import Entry, Ledger
-from pina_flwr.privacy.plan import SECURE_SUMS, NoisePlan, release_of
+from pina_flwr.privacy.plan import SECURE_SUMS, NoisePlan, charged
 from pina_flwr.privacy.policy import Offer
 from pina_flwr.privacy.sum_mechanism import IntegerSum, SumMechanism, open_mechanism, rotation_seed
 from pina_flwr.secure_sum.interface import SecureSum, SumResult, SumRound
@@ -234,7 +234,7 @@ class ClusteredTraining(Strategy):
         assert self._question is not None  # set by configure_train
         z, q = self.plan.of_step(self._question.step), self.config.sampling_rate
         shapes = self.backbone.shapes
-        for release in release_of(self.config, self._question.step, z, len(self.hosts), shapes, q):
+        for release in charged(self.config, self._question.step, z, len(self.hosts), shapes, q):
             self.ledger.append(Entry(self.run, stage, t, release))
 
     def _stage(self, server_round: int) -> tuple[int, int]:

@@ -382,14 +382,14 @@ class TestOpenNode:
 
     def open(self, tmp_path: Path, *, ledger: bool = True, **options: Any) -> Node:
         path = tmp_path / "policy.toml"
-        path.write_text("max-epsilon = 3.0\ndelta = 1e-5\n")
+        path.write_text("max-epsilon = 3.0\ndelta = 1e-5\nsecure-sums = ['trusted']\n")
         place = {"partition-id": 0, "num-partitions": 1, "policy": str(path)}
         folder = {"ledger": str(tmp_path / "ledgers")} if ledger else {}
         return open_node(tiny(**{"diagnostics": False} | options), place | folder, RUN)
 
     def test_reads_it(self, tmp_path: Path) -> None:
         node = self.open(tmp_path)
-        assert node.policy == Policy(3.0, 1e-5)
+        assert node.policy == Policy(3.0, 1e-5, secure_sums=("trusted",))
         assert isinstance(node.user_ledger(RecordDict()), FileLedger)
 
     def test_refuses_to_tell_about_users(self, tmp_path: Path) -> None:

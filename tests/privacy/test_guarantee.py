@@ -223,8 +223,8 @@ class TestEarlierRuns:
 
     def test_are_counted_in_the_report(self) -> None:
         about = subject(strategy="fedavg", t_tr=2)
-        assert describe(about)["earlier_runs"] is None
-        assert describe(replace(about, earlier=self.earlier[2:]))["earlier_runs"] == 7
+        assert describe(about)["earlier_releases"] is None
+        assert describe(replace(about, earlier=self.earlier[2:]))["earlier_releases"] == 7
 
 
 def alone_releases(about: Subject, *, to_server: bool = False) -> list[Release]:

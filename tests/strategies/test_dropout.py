@@ -156,7 +156,8 @@ class TestRefusal:
     def policies(self, folder: Path, nodes: list[int], limits: str) -> dict[int, dict[str, Any]]:
         """Node configurations of these partitions, with a policy each."""
         path = folder / "policy.toml"
-        path.write_text(f"max-epsilon = 1e6\ndelta = 1e-5\n{limits}\n")
+        budget = "max-epsilon = 1e6\ndelta = 1e-5\nsecure-sums = ['trusted']"
+        path.write_text(f"{budget}\n{limits}\n")
         return {
             node: {
                 "partition-id": node,

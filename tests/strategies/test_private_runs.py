@@ -172,10 +172,10 @@ class TestEveryKind:
         assert {check_reply(grid, exchange) for exchange in train_exchanges(grid)} == {VECTOR}
 
     def test_a_refusal_holds_no_more(self, config: Make, tmp_path: Path) -> None:
-        (tmp_path / "policy.toml").write_text("max-epsilon = 8.0\ndelta = 1e-5\n")
+        (tmp_path / "policy.toml").write_text("max-epsilon = 8.0\ndelta = 1e-5\nsecure-sums = ['trusted']\n")
         place = {"partition-id": 1, "num-partitions": 7}
         policy = {"policy": str(tmp_path / "policy.toml"), "ledger": str(tmp_path / "ledger")}
-        c = config(diagnostics=False, dropout_tolerance=0.4)
+        c = config(diagnostics=False, dropout_tolerance=0.4, sampling_rate=1.0, noise_multiplier=1.0)
         grid = run(c, 7, node_configs={1: place | policy})
         assert REFUSAL in {check_reply(grid, exchange) for exchange in train_exchanges(grid)}
 

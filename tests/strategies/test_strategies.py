@@ -38,7 +38,12 @@ PAPER = {
 }
 ALL: dict[str, dict[str, Any]] = {
     "pina": {},
-    "pina, sketches": {"stage1": "sketch", "sketch_target": "uniform", "sketch_scale": "normalise"},
+    "pina, sketches": {
+        "stage1": "sketch",
+        "participation_cap": 2,
+        "sketch_target": "uniform",
+        "sketch_scale": "normalise",
+    },
     "pina as in the paper": PAPER,
     "pina, random start": {"stage1": "random"},
     "pina-ri": {"strategy": "pina-ri", "normality": "energy"},
