@@ -16,8 +16,9 @@ from torch import Tensor
 
 from pina_flwr.config import ConfigError, RunConfig
 from pina_flwr.messages import KEYS, REVEAL, Task, pack, unpack
+from pina_flwr.node_config import parse_node_config
 from pina_flwr.normality import rule_name
-from pina_flwr.privacy.admission import admit
+from pina_flwr.privacy.admission import admit, check_arrays
 from pina_flwr.privacy.clipping import ROUNDING, clip
 from pina_flwr.privacy.noise import KEY_BYTES, Entropy, open_entropy
 from pina_flwr.privacy.plan import NoisePlan, Shapes, plan
@@ -90,19 +91,11 @@ def open_node(config: RunConfig, node_config: Mapping[str, object], run: str) ->
     Raises:
         ConfigError: the data, the backbone or the node's configuration is not usable.
     """
-    try:
-        partition, partitions = int(str(node_config["partition-id"])), int(str(node_config["num-partitions"]))
-    except (KeyError, ValueError):
-        raise ConfigError("node-config: must give partition-id and num-partitions as whole numbers") from None
-    if not 0 <= partition < partitions:
-        raise ConfigError(f"node-config: partition-id = {partition}: must be in 0..{partitions - 1}")
-    policy_path, ledger = str(node_config.get("policy", "")), str(node_config.get("ledger", ""))
-    if policy_path and not ledger:
-        raise ConfigError("node-config: policy without ledger: a budget over runs needs a folder to count in")
-    policy = load_policy(policy_path) if policy_path else None
+    where = parse_node_config(node_config)
+    policy = load_policy(where.policy) if where.policy else None
     if policy:
         _check_run(config, policy)
-    return Node(open_workbench(config), partition, partitions, run, policy, ledger)
+    return Node(open_workbench(config), where.partition, where.partitions, run, policy, where.ledger)
 
 
 def _check_run(config: RunConfig, policy: Policy) -> None:
@@ -141,6 +134,7 @@ def train(node: Node, task: Task, state: RecordDict) -> RecordDict:
     if task.step not in STEPS:
         raise ValueError(f"unknown step {task.step!r}")
     try:
+        check_arrays(node, task)
         admit(node, task, node.user_ledger(state))
     except Refusal as refusal:
         return RecordDict({REFUSAL: ConfigRecord({"reason": refusal.reason})})
@@ -165,6 +159,7 @@ def sketch(node: Node, task: Task, state: RecordDict) -> RecordDict:
     """Stage 1 as in the paper: every user's sketch under local DP, in random order."""
     _remember(node, task, state, node.workbench.stage1_deltas(task.users))
     deltas, draws = _centred(node, task), node.entropy(task)
+    assert len(deltas) == len(task.users)  # one sketch a user
     mechanism = sketch_mechanism(node.config, deltas.shape[1])
     assert task.offer is not None  # `admit` saw to it
     sketches = mechanism.release(deltas, task.offer.noise_multiplier, draws.generator("sketch"))
@@ -277,6 +272,7 @@ def _noticed(state: RecordDict) -> dict[str, np.ndarray]:
 def _protected(node: Node, vectors: Tensor, task: Task, state: RecordDict) -> RecordDict:
     """The users' bounded vectors [users, D], added and noised: all that leaves a node in a secure sum."""
     assert task.offer is not None  # `admit` saw to it
+    assert len(vectors) == len(task.users)  # one vector a user, or the bound would not hold
     key = _new_key(node, task, state) if node.config.dropout_noise == "removable" else b""
     total = node.mechanism(task.step, task.offer.noise_multiplier).protect(
         vectors, task.offer.cohort, rotation_seed(node.config, task.step, task.round), node.entropy(task), key

@@ -33,7 +33,7 @@ from pina_flwr.strategies.hosts import discover
 from pina_flwr.strategies.recorder import Recorder
 
 log = logging.getLogger("flwr")
-LEDGER = "ledger.jsonl"  # in the output folder, unless the option `ledger` names another
+RELEASES = "releases.jsonl"  # the ledger of one run, in its output folder
 WIDTH = 100  # columns of the summary, which goes through a log without a terminal
 
 
@@ -73,7 +73,7 @@ def run(grid: Grid, config: RunConfig, run_id: str) -> None:
     folder = open_folder(config)
     hosts = discover(grid, config.round_timeout)
     backbone = load_backbone(config, hosts.num_classes)
-    path = Path(config.ledger).expanduser() if config.ledger else folder / LEDGER
+    path = Path(config.ledger).expanduser().absolute() if config.ledger else folder / RELEASES
     with Ledger.open(path) as ledger:
         earlier = tuple(ledger.releases())
         noise = plan(config, len(hosts), backbone.shapes, earlier)
@@ -133,10 +133,11 @@ def open_folder(config: RunConfig) -> Path:
         ConfigError: it can't be made or written to.
     """
     folder = Path(config.output).expanduser().absolute()
+    if config.ledger and Path(config.ledger).expanduser().absolute() == folder / RELEASES:
+        raise ConfigError(f"ledger = {config.ledger!r}: is the run's own and goes with it; name another file")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not config.ledger:
-            (folder / LEDGER).unlink(missing_ok=True)
+        (folder / RELEASES).unlink(missing_ok=True)
         if (folder / "summary.json").is_file():
             (folder / "summary.json").unlink()
             shutil.rmtree(folder / "adapters", ignore_errors=True)

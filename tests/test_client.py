@@ -1,6 +1,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -545,6 +546,46 @@ class TestAdmission:
         for _ in range(3):
             assert VECTOR in train(host, task, state)
         assert not state
+
+
+class TestArrays:
+    """What a server sends with a round: another shape could make one user count as many."""
+
+    @pytest.mark.parametrize(
+        ("step", "arrays"),
+        [
+            ("lloyd", {"mean": np.zeros((14, 256), np.float32)}),
+            ("lloyd", {"mean": np.zeros((256, 1), np.float32)}),
+            ("lloyd", {"mean": np.full(256, np.nan, np.float32)}),
+            ("lloyd", {"mean": np.zeros(256)}),
+            ("lloyd", {"centroids": np.zeros((16, 4, 255), np.float32)}),
+            ("lloyd", {"centroids": np.zeros((4, 256), np.float32)}),
+            ("lloyd", {"other": np.zeros(3, np.float32)}),
+            ("mean", {"mean": np.zeros(256, np.float32)}),
+            ("update", {"models": np.zeros((5, 1674), np.float32)}),
+            ("update", {"models": np.full((4, 1674), np.inf, np.float32)}),
+        ],
+    )
+    def test_that_are_not_the_plans_are_refused_uncharged(
+        self, node: Callable[..., Node], step: str, arrays: dict[str, np.ndarray]
+    ) -> None:
+        host, state = node(), RecordDict()
+        task = task_for(host, step)
+        reply = train(host, replace(task, arrays={**task.arrays, **arrays}), state)
+        assert refusal(reply) == "parameters differ from the run's"
+        assert not state
+
+    def test_that_are_missing_are_refused_uncharged(self, node: Callable[..., Node]) -> None:
+        host, state = node(), RecordDict()
+        for step in ("lloyd", "update"):
+            assert refusal(train(host, replace(task_for(host, step), arrays={}), state))
+        assert not state
+
+    def test_one_sketch_leaves_for_each_user(self, node: Callable[..., Node]) -> None:
+        host = node(stage1="sketch")
+        mean = {"mean": np.zeros((5000, 256), np.float32)}
+        reply = train(host, replace(task_for(host, "sketch", round_=2), arrays=mean), RecordDict())
+        assert refusal(reply) == "parameters differ from the run's"
 
 
 class TestPolicy:

@@ -203,7 +203,7 @@ class TestLedger:
 
     def test_an_entry_is_there_before_its_round_is_asked_for(self, config: Make) -> None:
         c = config(noise_multiplier=1.0)
-        path, seen = Path(c.output) / "ledger.jsonl", []
+        path, seen = Path(c.output) / "releases.jsonl", []
 
         def look(request: Message, reply: Message) -> list[Message]:
             if request.metadata.message_type == TRAIN:
@@ -218,7 +218,7 @@ class TestLedger:
     def test_entries_are_what_the_report_counts(self, config: Make) -> None:
         c = config(noise_multiplier=1.0)
         run(c)
-        with Ledger.open(Path(c.output) / "ledger.jsonl") as ledger:
+        with Ledger.open(Path(c.output) / "releases.jsonl") as ledger:
             assert [(e.run, e.stage, e.round) for e in ledger.entries] == [
                 ("1", 1, 1),
                 ("1", 1, 2),
@@ -233,25 +233,45 @@ class TestLedger:
         c = config(strategy="fedavg", noise_multiplier=1.0, t_tr=4, sampling_rate=0.95)
         run(c, 2, intercept=by_round({2: lost, 3: failed}))
         assert [row.dropped is None for row in rows_of(c)] == [True, False, False, True]
-        assert places(Path(c.output) / "ledger.jsonl") == [(2, t) for t in range(1, 5)]
+        assert places(Path(c.output) / "releases.jsonl") == [(2, t) for t in range(1, 5)]
 
     def test_what_the_papers_sketch_does_not_protect_is_entered(self, config: Make) -> None:
         c = config(stage1="sketch", sketch="paper", noise_multiplier=1.0)
         run(c)
-        with Ledger.open(Path(c.output) / "ledger.jsonl") as ledger:
+        with Ledger.open(Path(c.output) / "releases.jsonl") as ledger:
             kinds = {type(e.release).__name__ for e in ledger.entries if (e.stage, e.round) == (1, 2)}
         assert kinds == {"ZcdpRelease", "UnprotectedRelease"}
 
-    def test_without_noise_nothing_is_entered(self, config: Make, tmp_path: Path) -> None:
-        c = config(epsilon=math.inf, ledger=str(tmp_path / "ledger.jsonl"))
+    def test_without_noise_only_a_lasting_one_is_written(self, config: Make, tmp_path: Path) -> None:
+        """No later run on the same users may claim a finite ε."""
+        path = tmp_path / "ledger.jsonl"
+        c = config(epsilon=math.inf)
         run(c)
+        assert places(Path(c.output) / "releases.jsonl") == []
+        free = config(epsilon=math.inf, ledger=str(path))
+        run(free)
+        assert places(path) == [(1, 1), (1, 2), (2, 1), (2, 2)]
+        private = config(ledger=str(path), noise_cohort_size=0)
+        with pytest.raises(ConfigError, match="earlier runs spent all there is"):
+            run(private)
+
+    def test_simulated_noise_is_not_entered_in_a_lasting_one(self, config: Make, tmp_path: Path) -> None:
+        c = config(ledger=str(tmp_path / "ledger.jsonl"), noise_cohort_size=10_000)
+        with pytest.raises(ConfigError, match="noise-cohort-size = 10000"):
+            run(c)
         assert places(tmp_path / "ledger.jsonl") == []
+
+    def test_a_lasting_one_is_not_the_runs_own(self, config: Make) -> None:
+        c = config()
+        c = config(ledger=str(Path(c.output) / "releases.jsonl"), noise_cohort_size=0)
+        with pytest.raises(ConfigError, match=r"ledger = .*name another file"):
+            run(c)
 
     def test_of_the_folder_is_that_of_one_run(self, config: Make) -> None:
         c = config(strategy="fedavg", noise_multiplier=1.0)
         for _ in range(2):
             run(c)
-            assert places(Path(c.output) / "ledger.jsonl") == [(2, 1), (2, 2)]
+            assert places(Path(c.output) / "releases.jsonl") == [(2, 1), (2, 2)]
             assert json_of(c, "privacy.json")["earlier_releases"] is None
 
     @pytest.mark.parametrize(("stage1", "spent"), [("dp-kmeans", 2.0), ("sketch", 6.0)])
@@ -261,6 +281,7 @@ class TestLedger:
         """The second run gets what is left of ε, so its noise is larger, and clients accept that."""
         path = tmp_path / "lasting" / "ledger.jsonl"
         lasting = {"ledger": str(path), "stage1": stage1, "sampling_rate": 0.9, "participation_cap": 2}
+        lasting["noise_cohort_size"] = 0
         first = config(**lasting, epsilon=spent, output=str(tmp_path / "1"))
         second = config(**lasting, output=str(tmp_path / "2"))
         for c in (first, second):
@@ -280,11 +301,11 @@ class TestLedger:
 
     def test_that_is_spent(self, config: Make, tmp_path: Path, flwr_log: pytest.LogCaptureFixture) -> None:
         ledger = str(tmp_path / "ledger.jsonl")
-        spender = config(strategy="fedavg", ledger=ledger, noise_multiplier=0.3)
+        spender = config(strategy="fedavg", ledger=ledger, noise_multiplier=0.3, noise_cohort_size=0)
         run(spender)
         spent = json_of(spender, "summary.json")["epsilon"]["recipient"]
         assert spent > 8
-        grid = LocalGrid(config(ledger=ledger), 2)
+        grid = LocalGrid(config(ledger=ledger, noise_cohort_size=0), 2)
         with pytest.raises(ConfigError) as raised:
             server.main(grid, to_dict(grid.config), 1)
         assert len(str(raised.value).splitlines()) == 1
@@ -298,7 +319,7 @@ class TestLedger:
     def test_that_is_corrupt(self, config: Make, tmp_path: Path, damage: str) -> None:
         """Who counts from nothing again spends a budget twice."""
         path = tmp_path / "ledger.jsonl"
-        c = config(strategy="fedavg", ledger=str(path), noise_multiplier=2.0)
+        c = config(strategy="fedavg", ledger=str(path), noise_multiplier=2.0, noise_cohort_size=0)
         run(c)
         first, second = path.read_text().splitlines()
         broken = {
@@ -334,7 +355,7 @@ class TestLedger:
         assert len(str(raised.value).splitlines()) == 1
         assert "nothing may be released" in str(raised.value)
         assert len(grid.trained("update")) == 1  # nobody was asked for the second round
-        assert places(Path(c.output) / "ledger.jsonl") == [(1, 1), (1, 2), (2, 1)]
+        assert places(Path(c.output) / "releases.jsonl") == [(1, 1), (1, 2), (2, 1)]
         assert len(rows_of(c)) == 3
         assert len(list((Path(c.output) / "adapters").glob("*/adapter_config.json"))) == c.clusters
         assert not (Path(c.output) / "summary.json").exists()

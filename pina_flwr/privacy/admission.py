@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pina_flwr.config import ConfigError, RunConfig
 from pina_flwr.privacy.cohort import largest_cohort, participation_cap, planned_rounds, shares
 from pina_flwr.privacy.plan import NoisePlan, charged, clip_norm_of, rounds_by_step
@@ -45,24 +47,47 @@ def offer_of(config: RunConfig, noise: NoisePlan, step: str, round_: int, cohort
 def admit(node: Node, task: Task, ledger: UserLedger) -> None:
     """Check what a task would have the users release, and charge it.
 
-    A run without privacy is let through, unless the node has a policy.
+    A run without privacy is let through, unless the node has a policy; a ledger that lasts enters it.
 
     Raises:
         Refusal: nothing of the users may be used.
     """
     if task.offer is None:
         raise Refusal("parameters differ from the run's")
-    if not node.config.private and node.policy is None:
+    if not node.config.private and node.policy is None and not node.ledger:
         return
     _compare(node, task, task.offer)
     release = _release(node, task, task.offer)
     cap = participation_cap(node.config, task.offer.stage)
     for user in task.users:
-        if ledger.taken(user, node.run, task.offer.stage) >= cap:
+        if node.config.private and ledger.taken(user, node.run, task.offer.stage) >= cap:
             raise Refusal("too many rounds")
         if node.policy:
             check(task.offer, release, node.policy, ledger.spent(user), ledger.rounds(user))
     ledger.charge(task.users, node.run, task.offer.stage, task.offer.round, release)
+
+
+def check_arrays(node: Node, task: Task) -> None:
+    """Refuse arrays of another shape, type or number than the step has: one user must stay one vector.
+
+    Raises:
+        Refusal: "parameters differ from the run's".
+    """
+    c, h = node.config, node.shapes.sketch
+    needed: dict[str, tuple[int, ...]] = {}
+    if task.step == "lloyd":
+        needed = {"centroids": (c.kmeans_restarts, c.clusters, h)}
+    elif task.step == "update":
+        needed = {"models": (c.slots, node.shapes.adapter)}
+        needed |= {"centroids": (c.clusters, h)} if task.choose == "nearest" else {}
+    allowed = needed if task.step == "mean" else needed | {"mean": (h,)}
+    named = set(needed) <= set(task.arrays) <= set(allowed)
+    if not named or not all(_is_plain(array, allowed[name]) for name, array in task.arrays.items()):
+        raise Refusal("parameters differ from the run's")
+
+
+def _is_plain(array: np.ndarray, shape: tuple[int, ...]) -> bool:
+    return array.dtype == np.float32 and array.shape == shape and bool(np.isfinite(array).all())
 
 
 def _compare(node: Node, task: Task, offer: Offer) -> None:
@@ -82,8 +107,8 @@ def _compare(node: Node, task: Task, offer: Offer) -> None:
     enough = least <= offer.noise_multiplier <= max(least, MOST_NOISE)  # more is welcome
     if not enough or _without_noise(offer) != _without_noise(expected) or len(task.users) > offer.cohort:
         raise Refusal("parameters differ from the run's")
-    # A simulated cohort's noise is less than the run's own ε needs.
-    if node.policy and config.noise_cohort_size:
+    # A simulated cohort's noise is less than the run's own ε needs: nothing that lasts may count on it.
+    if (node.policy or node.ledger) and config.noise_cohort_size and config.private:
         raise Refusal("noise under the policy")
 
 

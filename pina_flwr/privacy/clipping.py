@@ -20,5 +20,6 @@ def clip(vectors: Tensor, bound: float) -> tuple[Tensor, Tensor]:
     norms = torch.linalg.vector_norm(vectors.double(), dim=1)
     left_out = ~torch.isfinite(norms)
     factors = (bound * (1 - ROUNDING) / norms).clamp(max=1)  # a zero norm gives inf, hence 1
-    clipped = vectors * factors[:, None].to(vectors.dtype)
+    # In float64: a factor for a huge vector would lose its digits in float32.
+    clipped = (vectors.double() * factors[:, None]).to(vectors.dtype)
     return torch.where(left_out[:, None], 0, clipped), left_out

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
 from scipy.special import bdtrc
 
 from pina_flwr.config import RunConfig
@@ -79,4 +78,8 @@ def shares(config: RunConfig, cohort: int) -> Shares:
 
 def _seldom_exceeded(trials: int, rate: float, chance: float) -> int:
     """The least number that as many successes in `trials` exceed with probability `chance` at most."""
-    return int(np.argmax(bdtrc(np.arange(trials + 1), trials, rate) <= chance))
+    low, high = -1, trials  # exceeded too often, and seldom enough
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if bdtrc(middle, trials, rate) <= chance else (middle, high)
+    return high

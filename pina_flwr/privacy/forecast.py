@@ -38,7 +38,13 @@ class Forecast:
     tighter: tuple[float | None, float | None] | None
 
 
-def forecast(config: RunConfig, users: int, shapes: Shapes, with_tighter: bool = False) -> Forecast:
+def forecast(
+    config: RunConfig,
+    users: int,
+    shapes: Shapes,
+    with_tighter: bool = False,
+    earlier: tuple[Release, ...] = (),
+) -> Forecast:
     """Plan the noise of a run and account for it.
 
     Args:
@@ -46,14 +52,15 @@ def forecast(config: RunConfig, users: int, shapes: Shapes, with_tighter: bool =
         users: |K|.
         shapes: lengths of vectors.
         with_tighter: also ask the tighter accountant, which takes a second or more.
+        earlier: what earlier runs released.
 
     Raises:
         ConfigError: the run is not private, or its budget is out of reach.
     """
     if not config.private:
         raise ConfigError("epsilon = inf: no noise is added, so there is nothing to account for; set epsilon")
-    noise = plan(config, users, shapes)
-    subject = Subject(config, noise, users, shapes)
+    noise = plan(config, users, shapes, earlier)
+    subject = Subject(config, noise, users, shapes, earlier)
     held = guarantee(subject)
     figures = None
     if with_tighter:

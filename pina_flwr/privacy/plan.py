@@ -35,6 +35,7 @@ POSITIONS = "A sketch shows which positions it keeps, and no noise hides them."
 IN_THE_CLEAR = "Each user sends its update and its cluster in the clear."
 REPRODUCIBLE = "The noise is drawn from the run's seed (reproducible-noise): whoever knows it can remove it."
 
+USUAL_NOISE = 30.0  # largest z for which too few bits are the likelier mistake
 SHORTEST = 2**12  # numbers of the shortest vector that is encoded
 SECURE_SUMS = ("mean", "lloyd", "update")  # steps whose vectors go through the secure sum
 
@@ -131,7 +132,17 @@ def plan(config: RunConfig, users: int, shapes: Shapes, earlier: tuple[Release, 
     _check_noise_cohort(config, users)
     rounds = planned_rounds(config)
     found = _calibrated(config, users, shapes, earlier, delta)
-    released(config, found, users, shapes, *rounds)  # raises where the noise found can't be encoded
+    try:
+        released(config, found, users, shapes, *rounds)
+    except ConfigError as problem:  # the noise can't be encoded
+        if config.noise_multiplier > 0 and not 0.1 <= config.noise_multiplier <= USUAL_NOISE:
+            raise ConfigError(f"noise-multiplier = {config.noise_multiplier:g}: {problem}") from None
+        if max(found.stage1, found.stage2) > USUAL_NOISE:
+            raise ConfigError(
+                f"epsilon = {config.epsilon:g}: needs more noise than bits = {config.bits} can carry; raise "
+                "one of them"
+            ) from None
+        raise
     return found
 
 
@@ -146,7 +157,8 @@ def _calibrated(
     def counted(z1: float, z2: float, rounds2: int = rounds2) -> list[Release]:
         noise = NoisePlan(z1, z2, delta)
         try:
-            now = _noised(config, noise, users, shapes, (rounds1, rounds2), config.sampling_rate)
+            rate = config.sampling_rate
+            now = _noised(config, noise, users, shapes, (rounds1, rounds2), rate, capped=rate == 1)
         except ConfigError:  # little noise drowns in rounding, much leaves too few bits: look the other way
             return [] if max(z1, z2) > 1 else [UnprotectedRelease(NO_NOISE, 1)]
         return as_paper_counts([*earlier, *now])
@@ -182,7 +194,8 @@ def released(
     """
     rounds = (stage1_rounds, stage2_rounds)
     rate = 1.0 if to_server else config.sampling_rate
-    releases = _noised(config, noise, users, shapes, rounds, rate, capped=to_server)
+    # Without sampling, recipients see no more than the server does, and the cap protects from both.
+    releases = _noised(config, noise, users, shapes, rounds, rate, capped=rate == 1)
     if config.strategy == "ifca":
         releases.append(UnprotectedRelease(IN_THE_CLEAR, stage2_rounds))
     if config.reproducible_noise:
@@ -274,6 +287,11 @@ def _of_sketches(config: RunConfig, z: float, count: int) -> list[Release]:
 def _spent(config: RunConfig, earlier: tuple[Release, ...], delta: float) -> float:
     """ε of earlier runs; nothing may be left over to spend."""
     spent = epsilon(as_paper_counts(list(earlier)), delta)
+    if math.isinf(spent):
+        raise ConfigError(
+            f"epsilon = {config.epsilon:g}: the ledger says that earlier runs spent all there is, as "
+            "they were not private; must name another ledger"
+        )
     if spent >= config.epsilon:
         raise ConfigError(
             f"epsilon = {config.epsilon:g}: the ledger says that earlier runs spent {spent:.4g}; must be more"
@@ -298,4 +316,9 @@ def _check_noise_cohort(config: RunConfig, users: int) -> None:
         raise ConfigError(
             f"noise-cohort-size = {config.noise_cohort_size}: must be at least the expected cohort, "
             f"q·|K| = {cohort:g}, or 0 for the noise of the true cohort"
+        )
+    if config.noise_cohort_size > cohort * (1 + 1e-9) and config.ledger:
+        raise ConfigError(
+            f"noise-cohort-size = {config.noise_cohort_size}: simulates more noise than there is, which no "
+            "ledger that lasts may count; set 0, or leave ledger out"
         )

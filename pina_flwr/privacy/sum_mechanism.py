@@ -57,9 +57,12 @@ class Budget:
         return users * self.sum_std**2 / (cohort * spare)
 
     def needed(self, cohort: int, vanished: int) -> float:
-        """Variance that each survivor has to add when `vanished` of a cohort do not survive."""
-        honest = cohort - vanished - shares(self.config, cohort).colluders
-        if honest < 1:
+        """Variance that each survivor has to add when `vanished` of a cohort do not survive.
+
+        All together then make σ² / (1 - colluding share) where nobody vanished, whatever the cohort's size.
+        """
+        honest = cohort * (1 - self.config.colluding_share) - vanished
+        if honest <= 0:
             raise ValueError(f"nobody's noise is secret in a cohort of {cohort} that {vanished} left")
         return self.sum_std**2 / honest
 

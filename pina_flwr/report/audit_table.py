@@ -14,7 +14,8 @@ from pina_flwr.report.summary import rounded_up
 SCOPE = (
     "Audited: one round of stage 2, from the clients' updates to the decoded sum, with every user a canary.",
     "Not audited: stage 1, amplification by sampling, a real protocol for the secure sum, rounds together.",
-    "An audit can refute a claim, never prove it. The Gaussian's limit assumes that the noise is Gaussian.",
+    "An audit can refute a claim, never prove it. Each limit is wrong by chance in 1 audit of 20: repeat it.",
+    "The Gaussian's limit assumes that the noise is Gaussian.",
 )
 
 

@@ -13,7 +13,9 @@ from pina_flwr.config import ConfigError, RunConfig
 from pina_flwr.privacy.cohort import participation_cap, planned_rounds
 from pina_flwr.privacy.forecast import Curve, Forecast, forecast, write_curve
 from pina_flwr.privacy.guarantee import accountants, caveats
+from pina_flwr.privacy.ledger import Ledger
 from pina_flwr.privacy.plan import shapes_of
+from pina_flwr.privacy.releases import Release
 from pina_flwr.report.summary import rounded_up
 
 HIDDEN_SIZES = {"tiny-vit": 64}
@@ -37,7 +39,7 @@ def show(
     if config.num_users == 0:
         raise ConfigError("num-users = 0: must be given here, since no data set is loaded; e.g. 3500")
     shapes = shapes_of(config, hidden or HIDDEN_SIZES.get(config.backbone, VIT_SMALL), classes)
-    found = forecast(config, config.num_users, shapes, with_tighter)
+    found = forecast(config, config.num_users, shapes, with_tighter, _earlier(config))
     if curve_file is not None:
         write_curve(found.curve, curve_file)
     console.print(_noise(found))
@@ -48,6 +50,15 @@ def show(
     for name, accountant in accountants(config).items():
         if name == "epsilon" or with_tighter:
             console.print(Text(f"• {name}: {accountant}."))
+
+
+def _earlier(config: RunConfig) -> tuple[Release, ...]:
+    """What the ledger that lasts holds, if there is one yet."""
+    path = Path(config.ledger).expanduser()
+    if not config.ledger or not path.exists():
+        return ()
+    with Ledger.open(path) as ledger:
+        return tuple(ledger.releases())
 
 
 def _noise(found: Forecast) -> Table:

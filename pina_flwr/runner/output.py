@@ -18,7 +18,10 @@ LOCK = ".lock"
 """Held by the run that writes to the folder. The kernel frees it when that process ends; the file stays."""
 RESULTS = (metrics_log.FILE_NAME, summary.FILE_NAME)
 """Files by which a folder is known to hold results."""
-EARLIER = (*RESULTS, LOG, "config.toml", "privacy.json", "metrics.png", "adapters", "backbone")
+EARLIER = (
+    *RESULTS,
+    *(LOG, "config.toml", "privacy.json", "releases.jsonl", "metrics.png", "adapters", "backbone"),
+)
 """All that a run leaves: what --overwrite removes."""
 
 

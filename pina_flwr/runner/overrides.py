@@ -65,12 +65,12 @@ def absolute_paths(config: Mapping[str, Scalar], folder: Path) -> dict[str, Scal
     one (`./x`, `~/x`); else they are the name of something built in or on the Hugging Face Hub.
     """
     changed: dict[str, Scalar] = {}
-    for key in ("dataset", "backbone", "cache-dir"):
+    for key in ("dataset", "backbone", "cache-dir", "ledger"):
         text = config.get(key)
         if not isinstance(text, str) or text in ("", BUILT_IN.get(key)):
             continue
         path = folder / Path(text).expanduser()
-        if key == "cache-dir" or text.startswith((".", "~")) or path.exists():
+        if key in ("cache-dir", "ledger") or text.startswith((".", "~")) or path.exists():
             changed[key] = str(path.resolve())
     return changed
 

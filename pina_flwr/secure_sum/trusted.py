@@ -14,6 +14,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from pina_flwr.messages import KEYS, why
+from pina_flwr.privacy.policy import REASONS
 from pina_flwr.secure_sum.interface import REFUSAL, VECTOR, SumResult, SumRound
 
 
@@ -72,7 +73,8 @@ def refusal_in(reply: Message) -> str | None:
     """The reason for which a client refuses, or None if the reply is no refusal."""
     if reply.has_error() or set(reply.content) != {REFUSAL} or REFUSAL not in reply.content.config_records:
         return None
-    return " ".join(str(reply.content.config_records[REFUSAL].get("reason", "")).split())[:100]
+    reason = reply.content.config_records[REFUSAL].get("reason")
+    return reason if isinstance(reason, str) and reason in REASONS else "no reason that is known"
 
 
 def protected_vector(reply: Message, size: int, bits: int) -> np.ndarray | None:

@@ -28,7 +28,8 @@ from pina_flwr.normality import Aggregates, rule, rule_name
 from pina_flwr.privacy.admission import offer_of
 from pina_flwr.privacy.cohort import shares
 from pina_flwr.privacy.ledger import Entry, Ledger
-from pina_flwr.privacy.plan import SECURE_SUMS, NoisePlan, charged
+from pina_flwr.privacy.noise import KEY_BYTES, open_entropy
+from pina_flwr.privacy.plan import SECURE_SUMS, NoisePlan, charged, vector_size
 from pina_flwr.privacy.policy import Offer
 from pina_flwr.privacy.sum_mechanism import IntegerSum, SumMechanism, open_mechanism, rotation_seed
 from pina_flwr.secure_sum.interface import SecureSum, SumResult, SumRound
@@ -64,6 +65,7 @@ class Outcome:
 
 
 Listener = Callable[[Outcome], None]
+NOBODY = "no user was sampled"
 WORKER_DIED = "ActorDied"  # in Ray's words: a simulation worker was killed, and Flower starts no other
 
 
@@ -148,11 +150,13 @@ class ClusteredTraining(Strategy):
                 self.aggregate_evaluate(t, grid.send_and_receive(questions, timeout=timeout))
             self._note(seconds=time.monotonic() - began)
             self.listen(self._outcome)
-            applied += self._outcome.stage == 2 and not self._outcome.dropped
+            trained = self._outcome.cohort > 0 and not self._outcome.dropped
+            applied += self._outcome.stage == 2 and trained
             if WORKER_DIED in self._outcome.dropped:
                 raise TrainingFailed("a worker of the simulation died, for want of memory perhaps", models)
         if not applied:
-            raise TrainingFailed(f"every round of stage 2 was dropped: {self._outcome.dropped}", models)
+            reason = self._outcome.dropped or NOBODY
+            raise TrainingFailed(f"every round of stage 2 was dropped: {reason}", models)
         result.arrays = models
         return result
 
@@ -229,7 +233,7 @@ class ClusteredTraining(Strategy):
         Raises:
             ConfigError: it can't be written.
         """
-        if not self.config.private:
+        if not self.config.private and not self.config.ledger:
             return
         assert self._question is not None  # set by configure_train
         z, q = self.plan.of_step(self._question.step), self.config.sampling_rate
@@ -284,11 +288,13 @@ class ClusteredTraining(Strategy):
     def _answer(self, replies: list[Message]) -> np.ndarray | None:
         """The noisy mean over the expected cohort, or sketches; None, its reason noted, to drop the round."""
         assert self._question is not None  # set by configure_train
-        if not self._cohort:
-            self._note(dropped="no user was sampled")
+        if not self._cohort and (not self.config.private or self._question.step not in SECURE_SUMS):
+            self._note(dropped=NOBODY)
             return None
         if self._question.step not in SECURE_SUMS:
             return self._sketches(replies)
+        if not self._cohort:
+            return self._noise_alone()
         about = self._sum_round()
         result = self.secure_sum.add(about, replies)
         self._note(survivors=result.survivors, refusals=result.refusals)
@@ -296,6 +302,18 @@ class ClusteredTraining(Strategy):
             self._note(dropped=result.reason)
             return None
         return self._mean(about, result)
+
+    def _noise_alone(self) -> np.ndarray:
+        """A round in which nobody was sampled: without noise it would tell that it was."""
+        assert self._question is not None  # set by configure_train
+        step, (_, t) = self._question.step, self._stage(self._outcome.round)
+        mechanism = self._mechanism()
+        nobody = torch.zeros(1, vector_size(self.config, step, self.backbone.shapes))
+        seed, entropy = rotation_seed(self.config, step, t), open_entropy(self.config, step, t, "nobody")
+        key = entropy.generator("removable").bytes(KEY_BYTES)
+        total = mechanism.protect(nobody, 1, seed, entropy, key)
+        self._note(noise_std=mechanism.budget.mean_std(1, 1, 1))
+        return mechanism.decode(total, seed) / self.expected_cohort
 
     def _mean(self, about: SumRound, result: SumResult) -> np.ndarray:
         """The sum's result, decoded and divided by the expected cohort, float64 [D]."""
@@ -313,7 +331,9 @@ class ClusteredTraining(Strategy):
     def _sketches(self, replies: list[Message]) -> np.ndarray | None:
         """Sketches are independent of each other: those that arrived well-formed are used."""
         width = sketch_mechanism(self.config, self.backbone.sketch.size).width
-        rows = [part for r in replies if (part := sketches_in(r, width)) is not None]
+        most = {node: len(users) for node, users in self._cohort.items()}
+        found = [(most.pop(r.metadata.src_node_id, 0), sketches_in(r, width)) for r in replies]
+        rows = [part for users, part in found if part is not None and len(part) <= users]
         refused = Counter(reason for r in replies if (reason := refusal_in(r)) is not None)
         self._note(refusals=dict(refused))
         if not rows:

@@ -61,3 +61,15 @@ def test_nobody() -> None:
     clipped, left_out = clip(torch.zeros(0, 3), 1.0)
     assert clipped.shape == (0, 3)
     assert left_out.shape == (0,)
+
+
+@pytest.mark.parametrize("bound", [1e-6, 1e-3, 1.0])
+@pytest.mark.parametrize("size", [1e30, 1e37, 3e38])
+def test_huge_vectors_come_under_the_bound_too(bound: float, size: float) -> None:
+    """Their factor would be subnormal in float32, and so imprecise."""
+    vectors = torch.full((3, 100_000), size)
+    clipped, left_out = clip(vectors, bound)
+    norms = torch.linalg.vector_norm(clipped.double(), dim=1)
+    assert not left_out.any()
+    assert (norms <= bound).all()
+    assert (norms >= bound * (1 - 1e-5)).all()

@@ -317,7 +317,7 @@ def test_components_add_up() -> None:
         added = [found.component(component_key(bytes(32), k), 3, COHORT, k) for k in range(1, vanished + 1)]
         variance = 3 * (found.budget.needed(COHORT, vanished) - found.budget.needed(COHORT, 0))
         assert within(np.sum(added, axis=0) / found.encoding.scale, math.sqrt(variance))
-    honest = 24 - Fraction(4)  # a fifth of 24 collude, rounded down
+    honest = 24 * (1 - Fraction(1, 5))  # not rounded: the noise in all is the same for every cohort
     assert found.budget.needed(COHORT, 0) == pytest.approx(1.5**2 / float(honest))
 
 

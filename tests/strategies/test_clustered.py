@@ -32,6 +32,7 @@ from pina_flwr import server
 from pina_flwr.client import DIAGNOSTICS, SKETCHES
 from pina_flwr.config import RunConfig
 from pina_flwr.messages import EVALUATE, Task, pack, request, unpack
+from pina_flwr.models.backbone import load_backbone
 from pina_flwr.normality import Aggregates, rule
 from pina_flwr.privacy.ledger import Ledger
 from pina_flwr.secure_sum.interface import VECTOR
@@ -173,19 +174,43 @@ class TestCohort:
         first, second = ([e.task.users for e in run(c).trained()] for _ in range(2))
         assert (first == second) is not c.private
 
+    @pytest.mark.parametrize("z", [0.0, 1.0])
     def test_if_empty_in_all_rounds_the_run_has_failed_and_models_are_saved(
-        self, config: Make, flwr_log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+        self, config: Make, flwr_log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, z: float
     ) -> None:
         monkeypatch.setattr(Sampler, "cohort", lambda *_: [])
-        c = config(noise_multiplier=1.0)
+        c = config(epsilon=math.inf, noise_multiplier=z)
         with pytest.raises(TrainingFailed, match="every round of stage 2 was dropped: no user was sampled"):
             run(c, 2)
         rows = rows_of(c)
-        assert [row.dropped for row in rows] == ["no user was sampled"] * 4
+        assert [row.dropped for row in rows] == [None if z else "no user was sampled"] * 4
         assert [row.cohort for row in rows] == [0] * 4
-        assert "cohort 0 · DROPPED: no user was sampled" in flwr_log.text
+        assert ("cohort 0 · DROPPED: no user was sampled" in flwr_log.text) is (z == 0)
         assert not (Path(c.output) / "summary.json").exists()
         assert len(list((Path(c.output) / "adapters").glob("*/adapter_config.json"))) == c.clusters
+
+    @pytest.mark.parametrize("dropout_noise", ["provision", "removable"])
+    def test_an_empty_one_gets_the_noise_of_any_other(
+        self, config: Make, monkeypatch: pytest.MonkeyPatch, dropout_noise: str
+    ) -> None:
+        """Recipients who see that a round changed nothing would know that nobody was sampled."""
+        full = Sampler.cohort
+        monkeypatch.setattr(Sampler, "cohort", lambda self, s, t: [] if t == 1 else full(self, s, t))
+        c = config(
+            strategy="fedavg",
+            noise_cohort_size=0,
+            noise_multiplier=1.0,
+            sampling_rate=1.0,
+            participation_cap=2,
+            colluding_share=0.3,
+            dropout_noise=dropout_noise,
+        )
+        grid = run(c)
+        first, second = rows_of(c)
+        assert first.noise_std == pytest.approx(second.noise_std)
+        after = models_sent(grid, 2)
+        start = load_backbone(c, 10).spec.start().numpy()
+        assert (after - start).std() == pytest.approx(first.noise_std, rel=0.1)
 
     def test_a_dead_worker_ends_the_run_at_once(self, config: Make) -> None:
         """Flower starts no other, so every later round would be dropped too, and charged."""
@@ -313,7 +338,7 @@ class TestSecureSumFaults:
         epsilons = [row.epsilon for row in rows]
         assert epsilons == sorted(set(epsilons))  # every round is charged, dropped or not
         assert epsilons[-1] == pytest.approx(json_of(c, "summary.json")["epsilon"]["recipient"])
-        with Ledger.open(Path(c.output) / "ledger.jsonl") as ledger:
+        with Ledger.open(Path(c.output) / "releases.jsonl") as ledger:
             assert [(e.stage, e.round) for e in ledger.entries] == [
                 *((1, t) for t in (1, 2)),
                 *((2, t) for t in range(1, t_tr + 1)),

@@ -128,7 +128,7 @@ class TestBeyondTolerance:
         epsilons = [row.epsilon for row in rows]
         assert epsilons == sorted(set(epsilons))  # type: ignore[type-var]
         assert epsilons[-1] == pytest.approx(json_of(c, "summary.json")["epsilon"]["recipient"])
-        with Ledger.open(Path(c.output) / "ledger.jsonl") as ledger:
+        with Ledger.open(Path(c.output) / "releases.jsonl") as ledger:
             assert [(e.stage, e.round) for e in ledger.entries] == [(2, 1), (2, 2), (2, 3)]
 
     def test_with_no_tolerance_one_is_too_many(self, config: Make) -> None:

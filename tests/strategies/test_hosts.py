@@ -68,7 +68,7 @@ def test_a_node_whose_data_are_not_there() -> None:
 
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_a_node_that_does_not_know_its_place(wrong: int) -> None:
-    message = mistake(LocalGrid(tiny(), 2, node_configs={wrong: {"region": "eu"}}))
+    message = mistake(LocalGrid(tiny(), 2, node_configs={wrong: {"partition-id": 0}}))
     assert message == "node-config: must give partition-id and num-partitions as whole numbers"
 
 

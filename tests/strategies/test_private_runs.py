@@ -423,6 +423,7 @@ class TestReproducibleNoise:
     def test_is_marked_for_later_runs_too(self, config: Make, tmp_path: Path) -> None:
         """What such a run released stays unprotected, whatever is run next on the same ledger."""
         lasting = {"strategy": "fedavg", "noise_multiplier": 2.0, "ledger": str(tmp_path / "ledger.jsonl")}
+        lasting["noise_cohort_size"] = 0
         run(config(**lasting, reproducible_noise=True))
         later = config(**lasting, output=str(tmp_path / "later"))
         run(later)
