@@ -18,6 +18,9 @@ from pina_flwr.cli import app as pina
 from pina_flwr.runner.output import prepared
 
 
+FAULTS = {"PYTHONFAULTHANDLER": "1"}
+
+
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(pina, ["run", *arguments])
 
@@ -128,7 +131,11 @@ def test_so_does_a_termination_while_flower_starts(app):
 def check_end(process: subprocess.Popen[str], number: signal.Signals, temporary: str) -> None:
     """Send the signal and see that nothing is left."""
     process.send_signal(number)
-    _, error = process.communicate(timeout=30)
+    try:
+        _, error = process.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)  # on which it prints where it hangs
+        pytest.fail(f"still running: {process.communicate()[1]}, with {commands_with(temporary)}")
     assert error == f"error: stopped before its end by {number.name}\n"
     assert process.returncode == 128 + number
     assert os.listdir(temporary) == []
@@ -145,7 +152,7 @@ def start(*arguments: str, **env: str) -> subprocess.Popen[str]:
     """Start `pina run` as a process."""
     return subprocess.Popen(
         [sys.executable, "-c", "from pina_flwr.cli import main; main()", "run", *arguments],
-        env=os.environ | {"PYTHONPATH": str(Path(pina_flwr.__file__).parents[1])} | env,
+        env=os.environ | {"PYTHONPATH": str(Path(pina_flwr.__file__).parents[1])} | FAULTS | env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
