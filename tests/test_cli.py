@@ -17,7 +17,6 @@ import pina_flwr
 from pina_flwr.cli import app as pina
 from pina_flwr.runner.output import prepared
 
-
 FAULTS = {"PYTHONFAULTHANDLER": "1"}
 
 
