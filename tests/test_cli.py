@@ -18,6 +18,13 @@ from pina_flwr.cli import app as pina
 from pina_flwr.runner.output import prepared
 
 FAULTS = {"PYTHONFAULTHANDLER": "1"}
+# What runs in the background of a script ignores SIGINT, and so do its children; `pina run` respects that.
+CODE = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from pina_flwr.cli import main
+main()
+"""
 
 
 def invoke(*arguments: str) -> Result:
@@ -150,7 +157,7 @@ def read_until(process: subprocess.Popen[str], text: str) -> None:
 def start(*arguments: str, **env: str) -> subprocess.Popen[str]:
     """Start `pina run` as a process."""
     return subprocess.Popen(
-        [sys.executable, "-c", "from pina_flwr.cli import main; main()", "run", *arguments],
+        [sys.executable, "-c", CODE, "run", *arguments],
         env=os.environ | {"PYTHONPATH": str(Path(pina_flwr.__file__).parents[1])} | FAULTS | env,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
