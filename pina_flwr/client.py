@@ -6,6 +6,7 @@ simulation wants to know besides goes with the evaluation, and only if `diagnost
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -31,6 +32,7 @@ from pina_flwr.stage1.dp_kmeans import contributions, nearest
 from pina_flwr.stage1.starts import sketch_mechanism
 from pina_flwr.training.workbench import Workbench, least, open_workbench
 
+log = logging.getLogger("flwr")
 SKETCHES = "sketches"
 DIAGNOSTICS = "diagnostics"
 REMOVABLE = "removable-noise"  # a node's key of the round
@@ -92,23 +94,35 @@ def open_node(config: RunConfig, node_config: Mapping[str, object], run: str) ->
         ConfigError: the data, the backbone or the node's configuration is not usable.
     """
     where = parse_node_config(node_config)
-    policy = load_policy(where.policy) if where.policy else None
-    if policy:
+    policy = _policy(where.policy) if where.policy else None
+    if policy or where.ledger:
         _check_run(config, policy)
     return Node(open_workbench(config), where.partition, where.partitions, run, policy, where.ledger)
 
 
-def _check_run(config: RunConfig, policy: Policy) -> None:
+def _policy(path: str) -> Policy:
+    """The policy; what is wrong with it is for the node's owner alone."""
+    try:
+        return load_policy(path)
+    except ConfigError as mistake:
+        log.error("error: %s", mistake)
+        raise ConfigError("node-config: a node's policy can't be used; its log says why") from None
+
+
+def _check_run(config: RunConfig, policy: Policy | None) -> None:
     """Refuse a run whose options would void what the node's owner asks for; they come from the server."""
     rules = [
-        (not config.diagnostics, "diagnostics = true: a node with a policy tells nothing about its users"),
         (
-            not config.reproducible_noise,
+            not config.diagnostics,
+            "diagnostics = true: a node with a policy or a ledger tells nothing about its users",
+        ),
+        (
+            not config.reproducible_noise or policy is None,
             "reproducible-noise = true: a node with a policy keeps its noise secret",
         ),
         (
-            config.secure_sum in policy.secure_sums,
-            f"secure-sum = {config.secure_sum!r}: a node's policy accepts {', '.join(policy.secure_sums)}",
+            policy is None or config.secure_sum in policy.secure_sums,
+            f"secure-sum = {config.secure_sum!r}: a node's policy does not accept it",
         ),
     ]
     for holds, message in rules:

@@ -12,6 +12,7 @@ from pina_flwr.privacy.policy import Offer
 
 ARRAYS, CONFIG, OFFER = "arrays", "config", "offer"
 REVEAL = "reveal"  # the step that asks for noise which turned out not to be needed
+LONGEST_REASON = 300  # characters of an error that are passed on
 KEYS = "keys"  # the one record of a reply that reveals noise which turned out not to be needed
 WHO = f"{MessageType.QUERY}.who"
 TRAIN, EVALUATE = MessageType.TRAIN, MessageType.EVALUATE
@@ -88,7 +89,7 @@ def size_of(content: RecordDict) -> int:
 
 def why(reply: Message) -> str:
     """The reason that an error reply gives, on one line (Flower's may hold several)."""
-    return " ".join((reply.error.reason or f"error code {reply.error.code}").split())
+    return " ".join((reply.error.reason or f"error code {reply.error.code}").split())[:LONGEST_REASON]
 
 
 def request(content: RecordDict, node: int, kind: str, round_: int) -> Message:

@@ -70,6 +70,8 @@ def run(grid: Grid, config: RunConfig, run_id: str) -> None:
     """
     began = time.monotonic()
     refuse_deployment(grid, config)
+    if config.ledger:  # one that can't be used must not cost the results of an earlier run
+        Ledger.open(Path(config.ledger).expanduser().absolute()).close()
     folder = open_folder(config)
     hosts = discover(grid, config.round_timeout)
     backbone = load_backbone(config, hosts.num_classes)
@@ -133,7 +135,7 @@ def open_folder(config: RunConfig) -> Path:
         ConfigError: it can't be made or written to.
     """
     folder = Path(config.output).expanduser().absolute()
-    if config.ledger and Path(config.ledger).expanduser().absolute() == folder / RELEASES:
+    if config.ledger and Path(config.ledger).expanduser().resolve() == (folder / RELEASES).resolve():
         raise ConfigError(f"ledger = {config.ledger!r}: is the run's own and goes with it; name another file")
     try:
         folder.mkdir(parents=True, exist_ok=True)

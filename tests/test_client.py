@@ -150,7 +150,11 @@ class TestOpenNode:
         ("options", "node_config", "message"),
         [
             ({}, {"policy": "p.toml"}, "policy without ledger"),
-            ({}, {"policy": "none.toml", "ledger": "l"}, "none.toml: No such file"),
+            (
+                {},
+                {"policy": "none.toml", "ledger": "l"},
+                "node-config: a node's policy can't be used; its log says why",
+            ),
             ({"diagnostics": True}, {"policy": "p.toml", "ledger": "l"}, "diagnostics = true: "),
             ({"reproducible_noise": True}, {"policy": "p.toml", "ledger": "l"}, "reproducible-noise = true"),
         ],
@@ -172,11 +176,30 @@ class TestOpenNode:
             open_node(config, {"partition-id": 0, "num-partitions": 1} | node_config, RUN)
         assert len(str(raised.value).splitlines()) == 1
 
+    def test_what_is_wrong_with_a_policy_is_for_its_owner(
+        self, tmp_path: Path, flwr_log: pytest.LogCaptureFixture
+    ) -> None:
+        path = tmp_path / "policy.toml"
+        path.write_text("max-epsilon = 3.0\ndelta = 1e-6\nmin-noise-multiplier = -4.25\n")
+        place = {"partition-id": 0, "num-partitions": 1, "policy": str(path), "ledger": str(tmp_path / "l")}
+        with pytest.raises(ConfigError) as raised:
+            open_node(tiny(diagnostics=False), place, RUN)
+        assert "4.25" not in str(raised.value)
+        assert "policy.toml" not in str(raised.value)
+        assert "min-noise-multiplier = -4.25" in flwr_log.text
+
+    def test_a_ledger_that_lasts_takes_no_diagnostics(self, tmp_path: Path) -> None:
+        """They are released without noise, and no entry says so."""
+        place = {"partition-id": 0, "num-partitions": 1, "ledger": str(tmp_path / "l")}
+        with pytest.raises(ConfigError, match="diagnostics = true"):
+            open_node(tiny(), place, RUN)
+        assert open_node(tiny(diagnostics=False), place, RUN).ledger
+
     def test_a_policy_takes_no_ideal_sum_for_a_real_one(self, tmp_path: Path) -> None:
         path = tmp_path / "policy.toml"
         path.write_text("max-epsilon = 3.0\ndelta = 1e-6\n")
         place = {"partition-id": 0, "num-partitions": 1, "policy": str(path), "ledger": str(tmp_path / "l")}
-        with pytest.raises(ConfigError, match="secure-sum = 'trusted': a node's policy accepts secagg"):
+        with pytest.raises(ConfigError, match="secure-sum = 'trusted': a node's policy does not accept it"):
             open_node(tiny(diagnostics=False), place, RUN)
 
     def test_a_policy_is_read(self, tmp_path: Path) -> None:
@@ -579,6 +602,13 @@ class TestArrays:
         host, state = node(), RecordDict()
         for step in ("lloyd", "update"):
             assert refusal(train(host, replace(task_for(host, step), arrays={}), state))
+        assert not state
+
+    @pytest.mark.parametrize("choose", ["group", "zzz", ""])
+    def test_a_way_to_choose_that_is_not_the_strategys(self, node: Callable[..., Node], choose: str) -> None:
+        host, state = node(), RecordDict()
+        task = task_for(host, "update", choose=choose)
+        assert refusal(train(host, task, state)) == "parameters differ from the run's"
         assert not state
 
     def test_one_sketch_leaves_for_each_user(self, node: Callable[..., Node]) -> None:

@@ -97,7 +97,12 @@ def test_request() -> None:
 
 @pytest.mark.parametrize(
     ("error", "said"),
-    [(Error(2, "a\n  b\tc"), "a b c"), (Error(3), "error code 3"), (Error(4, ""), "error code 4")],
+    [
+        (Error(2, "a\n  b\tc"), "a b c"),
+        (Error(3), "error code 3"),
+        (Error(4, ""), "error code 4"),
+        (Error(2, "x" * 10**6), "x" * 300),
+    ],
 )
 def test_why(error: Error, said: str) -> None:
     assert why(Message(error, reply_to=request(RecordDict(), 7, TRAIN, 3))) == said

@@ -261,9 +261,13 @@ class TestLedger:
             run(c)
         assert places(tmp_path / "ledger.jsonl") == []
 
-    def test_a_lasting_one_is_not_the_runs_own(self, config: Make) -> None:
-        c = config()
-        c = config(ledger=str(Path(c.output) / "releases.jsonl"), noise_cohort_size=0)
+    @pytest.mark.parametrize(
+        "place", ["run/releases.jsonl", "run/../run/releases.jsonl", "link/releases.jsonl"]
+    )
+    def test_a_lasting_one_is_not_the_runs_own(self, config: Make, tmp_path: Path, place: str) -> None:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "link").symlink_to(tmp_path / "run")
+        c = config(ledger=str(tmp_path / place), noise_cohort_size=0, output=str(tmp_path / "run"))
         with pytest.raises(ConfigError, match=r"ledger = .*name another file"):
             run(c)
 
@@ -334,6 +338,15 @@ class TestLedger:
         assert len(str(raised.value).splitlines()) == 1
         assert not grid.trained()
         assert path.read_text().splitlines() == broken
+
+    def test_that_is_corrupt_does_not_cost_earlier_results(self, config: Make, tmp_path: Path) -> None:
+        run(config(strategy="fedavg"))
+        (tmp_path / "ledger.jsonl").write_text("something else\n")
+        c = config(strategy="fedavg", ledger=str(tmp_path / "ledger.jsonl"), noise_cohort_size=0)
+        with pytest.raises(ConfigError, match=r"ledger\.jsonl: line 1"):
+            run(c)
+        for kept in ("summary.json", "adapters", "releases.jsonl"):
+            assert (Path(c.output) / kept).exists()
 
     def test_on_a_full_disk_ends_the_run_and_keeps_the_models(
         self, config: Make, monkeypatch: pytest.MonkeyPatch, flwr_log: pytest.LogCaptureFixture

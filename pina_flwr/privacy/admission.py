@@ -80,6 +80,9 @@ def check_arrays(node: Node, task: Task) -> None:
     elif task.step == "update":
         needed = {"models": (c.slots, node.shapes.adapter)}
         needed |= {"centroids": (c.clusters, h)} if task.choose == "nearest" else {}
+        ways = ("group",) if c.strategy == "oracle" else ("loss", "nearest")
+        if c.slots > 1 and task.choose not in ways:
+            raise Refusal("parameters differ from the run's")
     allowed = needed if task.step == "mean" else needed | {"mean": (h,)}
     named = set(needed) <= set(task.arrays) <= set(allowed)
     if not named or not all(_is_plain(array, allowed[name]) for name, array in task.arrays.items()):

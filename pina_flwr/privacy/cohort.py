@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scipy.special import bdtrc
+from scipy.special import bdtrc, pdtrc
 
 from pina_flwr.config import RunConfig
 
 CHANCE_OF_LARGER = 1e-9  # that a Poisson sample is larger than the encoding has room for
+MOST_TRIALS = 2**30
 CHANCE_OF_MORE = 1e-3  # that a user would be sampled more often than the default cap allows
 
 
@@ -35,7 +36,8 @@ def participation_cap(config: RunConfig, stage: int) -> int:
     mechanism's Rényi divergence grows with that probability. So the bound for recipients is the one without
     a cap, while the server's worst case falls from all rounds to the cap.
 
-    A user sends a local sketch once: a second one of the same ΔB would cost the noise of both.
+    With local sketches a user takes part in stage 1 once, in the private mean or with a sketch: a second
+    sketch of the same ΔB would cost the noise of both.
     """
     rounds = planned_rounds(config)[stage - 1]
     if rounds == 0:
@@ -81,5 +83,13 @@ def _seldom_exceeded(trials: int, rate: float, chance: float) -> int:
     low, high = -1, trials  # exceeded too often, and seldom enough
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if bdtrc(middle, trials, rate) <= chance else (middle, high)
+        seldom = _exceeded(middle, trials, rate) <= chance
+        low, high = (low, middle) if seldom else (middle, high)
     return high
+
+
+def _exceeded(number: int, trials: int, rate: float) -> float:
+    """Probability of more than `number` successes; for huge `trials` that of a Poisson variable."""
+    if trials >= MOST_TRIALS:  # scipy's binomial gives NaN from 2^31 on
+        return float(pdtrc(number, trials * rate))
+    return float(bdtrc(number, trials, rate))

@@ -221,6 +221,8 @@ def accountants(config: RunConfig) -> dict[str, str]:
 
 
 def _mechanism(config: RunConfig) -> str:
+    if not config.private:
+        return "No noise on a sum of floats."
     if config.mechanism == "gaussian":
         return "Continuous Gaussian noise on a sum of floats."
     kind = "Skellam" if config.mechanism == "skellam" else "discrete Gaussian"

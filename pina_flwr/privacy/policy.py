@@ -74,7 +74,7 @@ class Offer:
         cohort: users asked in this round.
         survivors: the fewest of them with whom the round counts; at most `cohort`.
         colluders: the most whose noise the server may know; under `survivors`.
-        bits: b of the integers mod 2^b, 0 for floats.
+        bits: b of the run; integers are mod 2^b, floats and sketches don't use it.
         sampling_rate: q in (0, 1].
         run, stage, round: where in which run; stage and round from 1.
 

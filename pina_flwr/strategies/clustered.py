@@ -333,7 +333,7 @@ class ClusteredTraining(Strategy):
         width = sketch_mechanism(self.config, self.backbone.sketch.size).width
         most = {node: len(users) for node, users in self._cohort.items()}
         found = [(most.pop(r.metadata.src_node_id, 0), sketches_in(r, width)) for r in replies]
-        rows = [part for users, part in found if part is not None and len(part) <= users]
+        rows = [part for users, part in found if part is not None and 0 < len(part) <= users]
         refused = Counter(reason for r in replies if (reason := refusal_in(r)) is not None)
         self._note(refusals=dict(refused))
         if not rows:

@@ -96,3 +96,9 @@ def test_without_dropout_and_collusion_everybody_counts() -> None:
 def test_no_cohort_no_shares(cohort: int) -> None:
     with pytest.raises(ValueError, match=f"cohort = {cohort}"):
         shares(RunConfig(), cohort)
+
+
+@pytest.mark.parametrize("users", [2**30 - 1, 2**30, 2**31, 10**12, 10**15])
+def test_the_largest_cohort_of_huge_deployments(users: int) -> None:
+    """About 1,000 users a round: 6 standard deviations more, however many users there are."""
+    assert 1_180 <= largest_cohort(users, 1000 / users) <= 1_210

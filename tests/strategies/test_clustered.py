@@ -425,6 +425,18 @@ class TestSketchFaults:
         assert holds(pack({"rows": good.astype(np.float64)})) is None
         assert holds(pack({"rows": good * np.float32(np.nan)})) is None
 
+    @pytest.mark.parametrize("count", [0, 15])
+    def test_no_node_sends_more_than_one_a_user(self, config: Make, count: int) -> None:
+        """Nor none: k-means on the server would be that node's alone, or nobody's."""
+        c = config(stage1="sketch", sketch_centre="none", t_in=1, sampling_rate=1.0, epsilon=math.inf)
+
+        def change(content: RecordDict) -> RecordDict:
+            width = unpack(content.array_records[SKETCHES])["rows"].shape[1]
+            return RecordDict({SKETCHES: pack({"rows": np.ones((count, width), np.float32)})})
+
+        run(c, intercept=by_round({1: with_content(change)}))
+        assert rows_of(c)[0].dropped == "no sketch arrived"
+
 
 class TestDiagnostics:
     def test_off_nothing_is_asked_and_the_run_finishes(self, config: Make) -> None:
