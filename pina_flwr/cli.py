@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from pina_flwr.config import ConfigError, parse
+from pina_flwr.config import ConfigError, RunConfig, parse
 from pina_flwr.runner import RunResult, size
 from pina_flwr.runner import run as run_app
 from pina_flwr.runner.app import find_app, run_config
@@ -30,6 +30,16 @@ CONFIDENCE = 0.95
 """Of the limits that `audit` finds: more would cost power."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+Options = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-c",
+        "--run-config",
+        metavar="KEY=VALUE|FILE.toml",
+        help="Set options of a run. Repeatable; later ones win.",
+    ),
+]
+
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
 )
@@ -42,15 +52,7 @@ def pina() -> None:
 
 @app.command()
 def run(
-    config: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-c",
-            "--run-config",
-            metavar="KEY=VALUE|FILE.toml",
-            help="Set options. Repeatable; later ones win.",
-        ),
-    ] = None,
+    config: Options = None,
     nodes: Annotated[
         int | None, typer.Option(min=1, help="SuperNodes to simulate. Default: one for each two CPUs.")
     ] = None,
@@ -79,15 +81,7 @@ def run(
 
 @app.command()
 def privacy(
-    config: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-c",
-            "--run-config",
-            metavar="KEY=VALUE|FILE.toml",
-            help="Set options, as for run. Repeatable; later ones win.",
-        ),
-    ] = None,
+    config: Options = None,
     hidden: Annotated[
         int | None,
         typer.Option(
@@ -108,8 +102,7 @@ def privacy(
     from pina_flwr.report.privacy_table import show
 
     try:
-        source = find_app(None)
-        options = parse({**run_config(source), **parse_overrides(config or [], run_config(source))})
+        options = _run_config(config or [])
         show(Console(), options, hidden, classes, curve, tighter)
     except ConfigError as error:
         raise typer.Exit(_fail(str(error), MISTAKE)) from None
@@ -117,15 +110,7 @@ def privacy(
 
 @app.command()
 def audit(
-    config: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-c",
-            "--run-config",
-            metavar="KEY=VALUE|FILE.toml",
-            help="Set options, as for run. Repeatable; later ones win.",
-        ),
-    ] = None,
+    config: Options = None,
     canaries: Annotated[int, typer.Option(max=20_000, help="Users of a round, all of them canaries.")] = 500,
     rounds: Annotated[int, typer.Option(max=10_000, help="Rounds, each with fresh coins and noise.")] = 40,
     delta: Annotated[float, typer.Option(help="δ at which ε is compared.")] = 5e-4,
@@ -139,8 +124,7 @@ def audit(
     from pina_flwr.report.audit_table import show
 
     try:
-        source = find_app(None)
-        options = parse({**run_config(source), **parse_overrides(config or [], run_config(source))})
+        options = _run_config(config or [])
         found = Audit.of(options, canaries, rounds)
         result = found.run(delta, CONFIDENCE)
         show(Console(), found, result, CONFIDENCE)
@@ -177,6 +161,12 @@ def _run(
                 interrupted=lambda: bool(caught),
             )
         return _report(result, target, caught)
+
+
+def _run_config(config: Sequence[str]) -> RunConfig:
+    """The run that the options describe."""
+    defaults = run_config(find_app(None))
+    return parse({**defaults, **parse_overrides(config, defaults)})
 
 
 def _options(
