@@ -170,10 +170,10 @@ def lloyd(node: Node, task: Task, state: RecordDict) -> RecordDict:
 
 
 def sketch(node: Node, task: Task, state: RecordDict) -> RecordDict:
-    """Stage 1 as in the paper: every user's sketch under local DP, in random order."""
+    """Stage 1 with local sketches: every user's, as the run's mechanism protects it, in random order."""
     _remember(node, task, state, node.workbench.stage1_deltas(task.users))
     deltas, draws = _centred(node, task), node.entropy(task)
-    assert len(deltas) == len(task.users)  # one sketch a user
+    _check_one_each(deltas, task)
     mechanism = sketch_mechanism(node.config, deltas.shape[1])
     assert task.offer is not None  # `admit` saw to it
     sketches = mechanism.release(deltas, task.offer.noise_multiplier, draws.generator("sketch"))
@@ -286,12 +286,18 @@ def _noticed(state: RecordDict) -> dict[str, np.ndarray]:
 def _protected(node: Node, vectors: Tensor, task: Task, state: RecordDict) -> RecordDict:
     """The users' bounded vectors [users, D], added and noised: all that leaves a node in a secure sum."""
     assert task.offer is not None  # `admit` saw to it
-    assert len(vectors) == len(task.users)  # one vector a user, or the bound would not hold
+    _check_one_each(vectors, task)
     key = _new_key(node, task, state) if node.config.dropout_noise == "removable" else b""
     total = node.mechanism(task.step, task.offer.noise_multiplier).protect(
         vectors, task.offer.cohort, rotation_seed(node.config, task.step, task.round), node.entropy(task), key
     )
     return RecordDict({VECTOR: ArrayRecord([total])})
+
+
+def _check_one_each(vectors: Tensor, task: Task) -> None:
+    """With more vectors than users, no user's bound would hold."""
+    if len(vectors) != len(task.users):
+        raise ValueError(f"{len(vectors)} vectors of {len(task.users)} users: must be one of each")
 
 
 def _new_key(node: Node, task: Task, state: RecordDict) -> bytes:

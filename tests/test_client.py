@@ -611,6 +611,16 @@ class TestArrays:
         assert refusal(train(host, task, state)) == "parameters differ from the run's"
         assert not state
 
+    @pytest.mark.parametrize("step", ["mean", "sketch"])
+    def test_more_vectors_than_users_never_leave(
+        self, node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch, step: str
+    ) -> None:
+        host = node(stage1="sketch" if step == "sketch" else "dp-kmeans")
+        real = Workbench.stage1_deltas
+        monkeypatch.setattr(Workbench, "stage1_deltas", lambda self, ids: real(self, ids).repeat(2, 1))
+        with pytest.raises(ValueError, match="10 vectors of 5 users"):
+            train(host, task_for(host, step), RecordDict())
+
     def test_one_sketch_leaves_for_each_user(self, node: Callable[..., Node]) -> None:
         host = node(stage1="sketch")
         mean = {"mean": np.zeros((5000, 256), np.float32)}

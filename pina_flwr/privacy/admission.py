@@ -1,6 +1,6 @@
 """What a client checks before anything of its users is used: a server can't be the only one who counts.
 
-The server offers the parameters of a round. The client works out from its own copy of the configuration what
+The server offers the parameters of a round. The client works out from the run's configuration what
 they have to be, refuses a round that is stale or one too many, asks its own policy, and charges the round to
 its ledger. Only then does it train.
 """

@@ -90,9 +90,10 @@ def _curve(subject: Subject) -> Curve:
     config, noise = subject.config, subject.noise
     stage1, stage2 = planned_rounds(config)
     rounds = np.arange(stage2 + 1)
-    server_rounds = np.minimum(rounds, participation_cap(config, 2))
+    capped = np.minimum(rounds, participation_cap(config, 2))
     sides = []
-    for rate, counts, to_server in ((config.sampling_rate, rounds, False), (1.0, server_rounds, True)):
+    for rate, to_server in ((config.sampling_rate, False), (1.0, True)):
+        counts = capped if rate == 1 else rounds
         one = release_of(config, "update", noise.stage2, subject.users, subject.shapes, rate)
         before: list[Release] = subject.releases(stage1, 0, to_server=to_server)
         sides.append(epsilon_over_rounds(one, counts.tolist(), noise.delta, before))

@@ -53,6 +53,13 @@ def test_the_server_learns_nothing_more_once_the_cap_is_reached():
     assert (server[3:] == server[3]).all()
 
 
+def test_without_sampling_the_cap_holds_for_recipients_too():
+    config, shapes = planned(t_tr=20, participation_cap=3, sampling_rate=1.0)
+    found = forecast(config, USERS, shapes)
+    assert found.curve.recipient[-1] == pytest.approx(found.held.recipient.epsilon, rel=1e-2)
+    assert found.curve.recipient.tolist() == found.curve.server.tolist()
+
+
 def test_without_noise_there_is_nothing_to_account_for():
     config, shapes = planned(epsilon=math.inf)
     with pytest.raises(ConfigError, match="epsilon = inf"):
