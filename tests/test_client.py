@@ -615,7 +615,7 @@ class TestArrays:
     def test_more_vectors_than_users_never_leave(
         self, node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch, step: str
     ) -> None:
-        host = node(stage1="sketch" if step == "sketch" else "dp-kmeans")
+        host = node(stage1="sketch" if step == "sketch" else "dp-kmeans", diagnostics=False)
         real = Workbench.stage1_deltas
         monkeypatch.setattr(Workbench, "stage1_deltas", lambda self, ids: real(self, ids).repeat(2, 1))
         with pytest.raises(ValueError, match="10 vectors of 5 users"):
@@ -854,7 +854,7 @@ class TestNoise:
 
     @pytest.mark.parametrize("step", ["mean", "lloyd", "update", "sketch"])
     def test_never_comes_from_a_seed(self, node: Callable[..., Node], step: str) -> None:
-        host = node(stage1="sketch" if step == "sketch" else "dp-kmeans")
+        host = node(stage1="sketch" if step == "sketch" else "dp-kmeans", diagnostics=False)
         seen = set()
         for _ in range(3):
             torch.manual_seed(0)
