@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import os
+from collections.abc import Sequence
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -44,20 +45,25 @@ def public_of(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def agree(private: bytes, public: bytes) -> bytes:
-    """The secret, 32 bytes, that the owners of two X25519 key pairs share: not uniform, so for `derive` only.
+def agree(private: bytes, publics: Sequence[bytes]) -> list[bytes]:
+    """The secret, 32 bytes, that a private key's owner shares with the owner of each public key.
+
+    They are not uniform, so for `derive` only. The private key is parsed once, which takes as long as one
+    exchange.
 
     Raises:
         TypeError, ValueError: a key is not 32 bytes.
-        ValueError: `public` is a point of low order, with which everybody's secret would be 0.
+        ValueError: a public key is a point of low order, with which everybody's secret would be 0.
     """
     _check_key("private", private)
-    _check_key("public", public)
-    ours, theirs = X25519PrivateKey.from_private_bytes(private), X25519PublicKey.from_public_bytes(public)
-    try:
-        return ours.exchange(theirs)
-    except ValueError:
-        raise ValueError(f"public = {public.hex()}: must not be a point of low order") from None
+    ours, secrets = X25519PrivateKey.from_private_bytes(private), []
+    for public in publics:
+        _check_key("public", public)
+        try:
+            secrets.append(ours.exchange(X25519PublicKey.from_public_bytes(public)))
+        except ValueError:
+            raise ValueError(f"public = {public.hex()}: must not be a point of low order") from None
+    return secrets
 
 
 def derive(secret: bytes, purpose: str, session_bytes: bytes, first: int, second: int) -> bytes:

@@ -52,6 +52,7 @@ import numpy as np
 from pina_flwr.secure_sum.graph import check_degree
 
 FAILURE = 2.0**-40
+FEW = 10  # members up to which all are neighbours: it costs nothing, and leaves room for losses beyond D
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def choose(members: int, dropout: float, corrupted: float, failure: float = FAIL
     """The fewest neighbours, and the lowest threshold for them, with which a sum seldom goes wrong.
 
     exposed + split and stuck are at most `failure` each. Neighbours are even, or all others where no fewer
-    do. Of several thresholds the lowest leaves the most room for further dropouts.
+    do or members are `FEW`. Of several thresholds the lowest leaves the most room for further dropouts.
 
     Raises:
         ValueError: bad numbers, or so many may drop out or be corrupted that there is no such pair.
@@ -87,6 +88,8 @@ def choose(members: int, dropout: float, corrupted: float, failure: float = FAIL
     if not 0 < failure < 1:
         raise ValueError(f"failure = {failure}: must be above 0 and below 1")
     everybody = complete(members, dropout, corrupted)
+    if members <= FEW:
+        return everybody
     n, dropped, colluding = members, *_counts(members, dropout, corrupted)
     k = 2
     while k < n - 1:

@@ -62,14 +62,14 @@ class TestAgree:
     def test_known_answers(self) -> None:
         assert public_of(ALICE) == ALICE_PUBLIC
         assert public_of(BOB) == BOB_PUBLIC
-        assert agree(ALICE, BOB_PUBLIC) == SECRET
-        assert agree(BOB, ALICE_PUBLIC) == SECRET
+        assert agree(ALICE, [BOB_PUBLIC, ALICE_PUBLIC, BOB_PUBLIC])[::2] == [SECRET, SECRET]
+        assert agree(BOB, [ALICE_PUBLIC]) == [SECRET]
 
     def test_of_fresh_keys(self) -> None:
         ours, theirs = new_private(), new_private()
         assert len(ours) == 32
         assert ours != theirs
-        assert agree(ours, public_of(theirs)) == agree(theirs, public_of(ours))
+        assert agree(ours, [public_of(theirs)]) == agree(theirs, [public_of(ours)])
 
     def test_private_keys_are_from_the_operating_system(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(keys.os, "urandom", lambda count: ALICE[:count])
@@ -81,22 +81,23 @@ class TestAgree:
         for number in range(point, 2**255, PRIME):
             for top in (0, 2**255):
                 with pytest.raises(ValueError, match="must not be a point of low order"):
-                    agree(ALICE, (number + top).to_bytes(32, "little"))
+                    agree(ALICE, [BOB_PUBLIC, (number + top).to_bytes(32, "little")])
 
     def test_takes_the_points_next_to_those_of_low_order(self) -> None:
         assert all(
-            any(agree(ALICE, (point + 1).to_bytes(32, "little"))) for point in LOW_ORDER[1:2] + LOW_ORDER[3:]
+            any(agree(ALICE, [(point + 1).to_bytes(32, "little")])[0])
+            for point in LOW_ORDER[1:2] + LOW_ORDER[3:]
         )
 
     @pytest.mark.parametrize("key", NO_KEYS)
     def test_refuses_other_lengths(self, key: bytes) -> None:
-        for call in (lambda: public_of(key), lambda: agree(key, BOB_PUBLIC), lambda: agree(ALICE, key)):
+        for call in (lambda: public_of(key), lambda: agree(key, [BOB_PUBLIC]), lambda: agree(ALICE, [key])):
             with pytest.raises(ValueError, match=f"of {len(key)} bytes: must be 32"):
                 call()
 
     @pytest.mark.parametrize("key", NO_BYTES)
     def test_refuses_other_types(self, key: Any) -> None:
-        for call in (lambda: public_of(key), lambda: agree(key, BOB_PUBLIC), lambda: agree(ALICE, key)):
+        for call in (lambda: public_of(key), lambda: agree(key, [BOB_PUBLIC]), lambda: agree(ALICE, [key])):
             with pytest.raises(TypeError, match="must be bytes"):
                 call()
 

@@ -10,6 +10,7 @@ import pytest
 from pina_flwr.secure_sum.graph import draw
 from pina_flwr.secure_sum.parameters import (
     FAILURE,
+    FEW,
     Failures,
     Parameters,
     _split,
@@ -205,7 +206,8 @@ class TestChoose:
                 bounds = failures(pair, members, dropout, corrupted)
                 return bounds.exposed + bounds.split <= failure and bounds.stuck <= failure
 
-            first = next(filter(holds, all_pairs(members)), None)
+            pairs = [p for p in all_pairs(members) if members > FEW or p.neighbours == members - 1]
+            first = next(filter(holds, pairs), None)
             if first is None:
                 with pytest.raises(ValueError, match=r"^dropout = "):
                     choose(members, dropout, corrupted, failure)
@@ -217,8 +219,9 @@ class TestChoose:
         [
             (2, 0.1, 0.1, Parameters(1, 1)),
             (3, 0.1, 0.1, Parameters(2, 2)),
-            (10, 0.1, 0.0, Parameters(4, 3)),
-            (10, 0.3, 0.1, Parameters(8, 5)),
+            (10, 0.1, 0.0, Parameters(9, 5)),
+            (10, 0.3, 0.1, Parameters(9, 6)),
+            (11, 0.1, 0.0, Parameters(4, 3)),
             (100, 0.1, 0.1, Parameters(32, 22)),
             (1000, 0.1, 0.1, Parameters(128, 86)),
             (10_000, 0.3, 0.3, Parameters(5602, 3735)),

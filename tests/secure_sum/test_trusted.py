@@ -1,18 +1,31 @@
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
+from support import Wire
 
 from pina_flwr.messages import KEYS, TRAIN, request
-from pina_flwr.secure_sum.interface import REFUSAL, VECTOR, SumResult, SumRound, open_secure_sum
+from pina_flwr.secure_sum.interface import REFUSAL, VECTOR, SumResult, SumRound, Survivors, open_secure_sum
+from pina_flwr.secure_sum.secagg_plus import SecAggPlus
+from pina_flwr.secure_sum.session import Rules, Session
 from pina_flwr.secure_sum.trusted import TrustedSum, protected_vector, refusal_in
 
 SIZE = 3
-FLOATS = SumRound(SIZE, 0, {7: 1, 8: 1}, fewest=2)
+REASONS = ("budget spent", "stale round")  # what the app's clients may say
+
+
+def members(spread: Mapping[int, int]) -> dict[int, list[int]]:
+    """So many members on each node, with ids of their own."""
+    return {node: [1000 * node + i for i in range(count)] for node, count in spread.items()}
+
+
+def sum_round(spread: Mapping[int, int], fewest: int, bits: int = 20) -> SumRound:
+    return SumRound(Session("1", 1), SIZE, bits, members(spread), fewest, REASONS)
+
+
+FLOATS = sum_round({7: 1, 8: 1}, fewest=2, bits=0)
 INTEGERS = replace(FLOATS, bits=20)
 
 
@@ -52,7 +65,11 @@ def add(about: SumRound, *replies: Message) -> SumResult:
 
 
 def test_is_what_the_option_names() -> None:
-    assert isinstance(open_secure_sum("trusted"), TrustedSum)
+    rules = Rules(dropout=0.2)
+    assert isinstance(open_secure_sum("trusted", rules), TrustedSum)
+    assert open_secure_sum("secagg+", rules) == SecAggPlus(rules)
+    with pytest.raises(KeyError):
+        open_secure_sum("none", rules)
 
 
 class TestSum:
@@ -64,7 +81,7 @@ class TestSum:
         assert (result.reason, result.survivors) == ("", 2)
 
     def test_adds_in_float64(self) -> None:
-        about = replace(FLOATS, members={1: 1, 2: 1, 3: 1})
+        about = replace(FLOATS, members=members({1: 1, 2: 1, 3: 1}))
         result = add(about, vector(1, [1e8, 0, 0]), vector(2, [1, 0, 0]), vector(3, [-1e8, 0, 0]))
         assert result.total is not None
         assert result.total[0] == 1
@@ -83,7 +100,7 @@ class TestSum:
         assert not total.any()
 
     def test_survivors_are_users_not_nodes(self) -> None:
-        about = replace(FLOATS, members={7: 5, 8: 4, 9: 1}, fewest=9)
+        about = replace(FLOATS, members=members({7: 5, 8: 4, 9: 1}), fewest=9)
         assert about.cohort == 10
         assert add(about, vector(7, [1, 1, 1]), vector(8, [1, 1, 1])).survivors == 9
 
@@ -147,7 +164,7 @@ class TestMalformed:
         assert result.total is None
         assert result.survivors == 1
         assert result.reason == (
-            "1 of 2 users survived, 2 are needed (a node sent something else than 3 numbers)"
+            "1 of 2 members survived, 2 are needed (a node sent something else than 3 numbers)"
         )
         tolerant = add(replace(FLOATS, fewest=1), reply, vector(7, [1, 2, 3]))
         assert tolerant.total is not None
@@ -171,7 +188,7 @@ class TestMalformed:
 class TestDropout:
     """A round counts with the fewest survivors for whom the noise is sized, and not with one less."""
 
-    ABOUT = SumRound(SIZE, 20, dict.fromkeys(range(10), 1), fewest=9)
+    ABOUT = sum_round(dict.fromkeys(range(10), 1), fewest=9)
 
     def replies(self, count: int) -> list[Message]:
         return [integers(node, [node, 0, 1]) for node in range(count)]
@@ -219,10 +236,10 @@ class TestDropout:
         result = add(self.ABOUT, *self.replies(8), *rest())
         assert result.total is None
         assert result.survivors == 8
-        assert result.reason == f"8 of 10 users survived, 9 are needed{reason}"
+        assert result.reason == f"8 of 10 members survived, 9 are needed{reason}"
 
     def test_a_node_speaks_for_its_users(self) -> None:
-        about = SumRound(SIZE, 20, {1: 12, 2: 1, 3: 7}, fewest=18)
+        about = sum_round({1: 12, 2: 1, 3: 7}, fewest=18)
         two = add(about, integers(1, [1, 1, 1]), refuses(2), integers(3, [1, 1, 1]))
         assert (two.survivors, two.refusals) == (19, {"budget spent": 1})
         assert two.total is not None
@@ -247,101 +264,138 @@ class TestDropout:
 
 class TestRefusal:
     def test_its_reason_is_all_that_is_read(self) -> None:
-        assert refusal_in(refuses(7, "stale round")) == "stale round"
-        assert refusal_in(vector(7, [1, 2, 3])) is None
-        assert refusal_in(answer(7, Error(1, "refusal"))) is None
+        assert refusal_in(refuses(7, "stale round"), REASONS) == "stale round"
+        assert refusal_in(vector(7, [1, 2, 3]), REASONS) is None
+        assert refusal_in(answer(7, Error(1, "refusal")), REASONS) is None
         more = RecordDict(dict(refuses(7).content) | {"m": MetricRecord({"loss": 0.1})})
-        assert refusal_in(answer(7, more)) is None
+        assert refusal_in(answer(7, more), REASONS) is None
 
     def test_whatever_a_node_writes_there(self) -> None:
         """A node of another make may write anything, and it ends up in a log."""
         unknown = "no reason that is known"
-        assert refusal_in(refuses(7, "x" * 10**6)) == unknown
-        assert refusal_in(refuses(7, "a\n  forged\tline \x1b[2J")) == unknown
-        assert refusal_in(answer(7, RecordDict({REFUSAL: ConfigRecord({"other": 1})}))) == unknown
-        assert refusal_in(answer(7, RecordDict({REFUSAL: ConfigRecord({"reason": [1]})}))) == unknown
+        assert refusal_in(refuses(7, "x" * 10**6), REASONS) == unknown
+        assert refusal_in(refuses(7, "a\n  forged\tline \x1b[2J"), REASONS) == unknown
+        assert refusal_in(answer(7, RecordDict({REFUSAL: ConfigRecord({"other": 1})})), REASONS) == unknown
+        assert refusal_in(answer(7, RecordDict({REFUSAL: ConfigRecord({"reason": [1]})})), REASONS) == unknown
+
+    def test_only_what_this_apps_clients_say_is_known(self) -> None:
+        assert refusal_in(refuses(7, "budget spent"), ("stale round",)) == "no reason that is known"
+        assert refusal_in(refuses(7, "budget spent"), ()) == "no reason that is known"
+        result = add(replace(FLOATS, fewest=1, reasons=()), vector(7, [1, 2, 3]), refuses(8))
+        assert result.refusals == {"no reason that is known": 1}
 
 
-class Wire(Grid):
-    """A network that hands out prepared replies, one batch a phase, and keeps what was sent."""
-
-    def __init__(self, *phases: list[Message]) -> None:
-        self.phases, self.sent = list(phases), list[list[Message]]()
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        self.sent.append(list(messages))
-        return self.phases.pop(0)
-
-    run = property(lambda self: None)
-    set_run = create_message = push_messages = pull_messages = get_node_ids = None
+def revealed(node: int) -> Message:
+    """Keys of noise that a node added in vain."""
+    return answer(node, RecordDict({KEYS: ConfigRecord({"keys": [b"k"], "users": [2]})}))
 
 
 class TestPhases:
-    def asks(self, **changes: Any) -> tuple[SumRound, list[tuple[list[int], int]]]:
-        """A round of four nodes of which one may vanish, and what its reveal phase was asked for."""
-        asked: list[tuple[list[int], int]] = []
+    def asks(self) -> tuple[SumRound, list[tuple[Survivors, int]]]:
+        """A round of four nodes of which two may vanish, and what its reveal phase was asked for."""
+        asked: list[tuple[Survivors, int]] = []
 
-        def reveal(survivors: list[int], vanished: int) -> list[Message]:
+        def reveal(survivors: Survivors, vanished: int) -> list[Message]:
             asked.append((survivors, vanished))
             return [question(node) for node in survivors] if vanished < 2 else []
 
-        return SumRound(SIZE, 20, dict.fromkeys([1, 2, 3, 4], 2), fewest=4, reveal=reveal), asked
+        return replace(sum_round(dict.fromkeys([1, 2, 3, 4], 2), fewest=4), reveal=reveal), asked
 
-    def collect(self, about: SumRound, *phases: list[Message]) -> tuple[list[Message], Wire]:
+    def run(self, about: SumRound, *phases: list[Message]) -> tuple[SumResult, Wire]:
         wire = Wire(*phases)
         questions = [question(node) for node in about.members]
-        return TrustedSum().collect(wire, questions, about, 1.0), wire
+        return TrustedSum().run(wire, questions, about, 1.0), wire
+
+    def all_of(self, *nodes: int) -> list[Message]:
+        return [integers(node, [1, 0, 0]) for node in nodes]
+
+    def sources(self, result: SumResult) -> list[int]:
+        return [reply.metadata.src_node_id for reply in result.revealed]
 
     def test_one_phase_without_removable_noise(self) -> None:
         about, _ = self.asks()
-        replies, wire = self.collect(replace(about, reveal=None), [integers(1, [1, 2, 3])])
-        assert len(wire.sent) == 1
-        assert len(replies) == 1
+        result, wire = self.run(replace(about, reveal=None, fewest=2), [integers(1, [1, 2, 3])])
+        assert [len(sent) for sent in wire.sent] == [4]
+        assert result.total is not None
+        assert result.total.tolist() == [1, 2, 3]
+        assert (result.survivors, result.revealed) == (2, ())
 
     def test_survivors_are_asked_for_what_was_added_in_vain(self) -> None:
         about, asked = self.asks()
-        keys = [answer(node, RecordDict({KEYS: ConfigRecord({"keys": [b"k"]})})) for node in (1, 2, 3, 4)]
-        replies, wire = self.collect(about, [integers(node, [1, 0, 0]) for node in (1, 2, 3, 4)], keys)
-        assert asked == [([1, 2, 3, 4], 0)]
+        result, wire = self.run(about, self.all_of(1, 2, 3, 4), [revealed(node) for node in (1, 2, 3, 4)])
+        assert asked == [(about.members, 0)]
         assert len(wire.sent) == 2
-        result = TrustedSum().add(about, replies)
         assert result.total is not None
         assert result.total.tolist() == [4, 0, 0]
         assert result.survivors == 8
-        assert [reply.metadata.src_node_id for reply in result.revealed] == [1, 2, 3, 4]
+        assert self.sources(result) == [1, 2, 3, 4]
 
     @pytest.mark.parametrize(
-        "fault",
+        ("fault", "there"),
         [
-            lambda: [answer(4, Error(5, "out of memory"))],
-            lambda: [refuses(4)],
-            lambda: [answer(4, RecordDict())],
-            lambda: [],
+            (lambda: [answer(4, Error(5, "out of memory"))], [1, 2, 3]),
+            (lambda: [refuses(4)], [1, 2, 3, 4]),
+            (lambda: [answer(4, RecordDict())], [1, 2, 3, 4]),
+            (lambda: [], [1, 2, 3]),
         ],
         ids=["failed", "refused", "malformed", "lost"],
     )
-    def test_who_does_not_reveal_stays_in_the_sum(self, fault: Callable[[], list[Message]]) -> None:
-        """Its noise is then more than is needed, which is no reason to drop a round that is paid for."""
+    def test_who_does_not_reveal_stays_in_the_sum(
+        self, fault: Callable[[], list[Message]], there: Sequence[int]
+    ) -> None:
+        """Its noise is then more than is needed, which is no reason to drop a round that is paid for.
+
+        What revealed noise is, only the app can tell: see `remove_excess`.
+        """
         about, _ = self.asks()
-        keys = [answer(node, RecordDict({KEYS: ConfigRecord({"keys": [b"k"]})})) for node in (1, 2, 3)]
-        replies, _ = self.collect(about, [integers(node, [1, 0, 0]) for node in (1, 2, 3, 4)], keys + fault())
-        result = TrustedSum().add(about, replies)
-        assert result.reason == ""
+        keys = [revealed(node) for node in (1, 2, 3)]
+        result, _ = self.run(about, self.all_of(1, 2, 3, 4), keys + fault())
+        assert (result.reason, result.refusals, result.survivors) == ("", {}, 8)
         assert result.total is not None
         assert result.total.tolist() == [4, 0, 0]
-        assert [reply.metadata.src_node_id for reply in result.revealed] == [1, 2, 3]
+        assert self.sources(result) == there
 
     def test_those_who_vanished_are_not(self) -> None:
         about, asked = self.asks()
-        replies, wire = self.collect(
-            about, [integers(1, [1, 0, 0]), refuses(2), integers(3, [1, 0, 0]), integers(4, [1, 0, 0])]
-        )
-        assert asked == [([1, 3, 4], 2)]
+        vectors = [*self.all_of(1), refuses(2), *self.all_of(3, 4)]
+        result, wire = self.run(about, vectors)
+        assert asked == [({node: about.members[node] for node in (1, 3, 4)}, 2)]
         assert len(wire.sent) == 1  # nothing of what they added was in vain
-        assert len(replies) == 4
+        assert result.total is not None
+        assert (result.survivors, result.revealed) == (6, ())
+
+    def test_only_what_a_survivor_added_can_be_taken_away(self) -> None:
+        """Node 2, which has vanished, or node 9, which nobody asked, can't be in the sum's way."""
+
+        def reveal(survivors: Survivors, vanished: int) -> list[Message]:
+            return [question(node) for node in survivors]
+
+        about, _ = self.asks()
+        keys = [revealed(node) for node in (1, 2, 3, 4, 9)]
+        result, _ = self.run(replace(about, reveal=reveal), self.all_of(1, 3, 4), keys)
+        assert self.sources(result) == [1, 3, 4]
 
     def test_nobody_is_if_the_round_is_dropped(self) -> None:
         about, asked = self.asks()
-        _, wire = self.collect(about, [integers(1, [1, 0, 0])])
+        result, wire = self.run(about, self.all_of(1))
         assert asked == []
         assert len(wire.sent) == 1
+        assert result.total is None
+        assert result.revealed == ()
+
+    def test_without_anybody_to_ask_nothing_is_sent(self) -> None:
+        wire = Wire()
+        result = TrustedSum().run(wire, [], sum_round({}, fewest=0), 1.0)
+        assert wire.sent == []
+        assert result.total is not None
+
+    def test_bytes_are_those_of_all_arrays(self) -> None:
+        """Up those of the vectors, whether they count or not; config records are no arrays."""
+        about, _ = self.asks()
+        vectors = [*self.all_of(1, 2, 3), integers(4, [1, 2, 3, 4])]
+        size = [len(array.data) for v in vectors for array in v.content.array_records[VECTOR].values()]
+        sent = RecordDict({"models": ArrayRecord([np.ones(5)])})
+        requests = [request(sent, node, TRAIN, 1) for node in about.members]
+        result = TrustedSum().run(Wire(vectors), requests, replace(about, reveal=None), 1.0)
+        assert result.bytes_up == sum(size)
+        assert result.bytes_down == 4 * len(Array(np.ones(5)).data)

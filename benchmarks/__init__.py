@@ -1,0 +1,1 @@
+"""Measurements of this project's own speed, each a package that runs with `python -m`."""
