@@ -1,13 +1,20 @@
 """The ClientApp: hands each message to the node's side of the method (pina_flwr/client.py)."""
 
 import logging
+from collections.abc import Sequence
+from pathlib import Path
 
+import numpy as np
 from flwr.app import ConfigRecord, ConfigRecordValues, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
 
 from pina_flwr import client
 from pina_flwr.config import ConfigError, parse
 from pina_flwr.messages import CONFIG, Task
+from pina_flwr.secure_sum.members import Declined, Side, mount
+from pina_flwr.secure_sum.once import Once
+from pina_flwr.secure_sum.session import Terms
 
 logging.getLogger("flwr").propagate = False  # a library sets up the root logger, which would print all twice
 for library in ("huggingface_hub", "httpx"):
@@ -41,12 +48,35 @@ def train(message: Message, context: Context) -> Message:
     try:
         reply = client.train(node, Task.from_record(message.content), context.state)
     except Exception as problem:
-        if node.config.diagnostics:
-            raise
-        # An exception's text may hold numbers from users' data, and Flower sends it to the server.
-        logging.getLogger("flwr").exception("training failed")
-        raise RuntimeError(f"training failed ({type(problem).__name__})") from None
+        raise _told(node, problem) from problem
     return Message(reply, reply_to=message)
+
+
+def _told(node: client.Node, problem: Exception) -> Exception:
+    """What the server may know: Flower sends it an exception's text, which may hold numbers from data."""
+    if node.config.diagnostics:
+        return problem
+    logging.getLogger("flwr").error("training failed", exc_info=problem)
+    return RuntimeError(f"training failed ({type(problem).__name__})")
+
+
+def secagg_side(context: Context) -> Side:
+    """What this app brings to SecAgg+: a step's vectors, each user's by itself."""
+    node = open_node(context)
+
+    def vectors(request: RecordDict, members: Sequence[int], terms: Terms) -> NDArray[np.uint32]:
+        try:
+            return client.contribute(node, request, members, terms, context.state)
+        except Declined:
+            raise
+        except Exception as problem:
+            raise _told(node, problem) from problem
+
+    once = Once(Path(node.ledger) / "secure-sums") if node.ledger else None
+    return Side(node.config.secagg, vectors, node.identity, once)
+
+
+mount(app, secagg_side)
 
 
 @app.evaluate()

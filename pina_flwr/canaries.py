@@ -16,10 +16,9 @@ moves no canary's mean and blurs its score.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +28,6 @@ import numpy as np
 import torch
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
 from pina_flwr import client
@@ -48,6 +46,7 @@ from pina_flwr.privacy.noise import secret_generator
 from pina_flwr.privacy.plan import Shapes, plan, release_of, shapes_of
 from pina_flwr.report.privacy_table import HIDDEN_SIZES, VIT_SMALL
 from pina_flwr.secure_sum.interface import SumResult, SumRound
+from pina_flwr.secure_sum.local_grid import as_task
 from pina_flwr.secure_sum.trusted import TrustedSum, protected_vector
 from pina_flwr.strategies.clustered import ClusteredTraining, Outcome
 from pina_flwr.strategies.hosts import Hosts
@@ -115,6 +114,7 @@ class Audit:
             "user-column": "",
             "images-per-user": 1,
             "diagnostics": False,
+            "secure-sum": "trusted",
         }
         found = cls(parse(to_dict(config) | changed))
         scored = int(found.scored.sum()) * rounds
@@ -210,7 +210,7 @@ class Audit:
             )
             models = np.zeros((c.slots, shapes.adapter), np.float32)
             network = CanaryNetwork(bench, self.partitions, self.absent)
-            with _task():
+            with as_task():
                 training.start(cast(Grid, network), pack({"models": models}))
         return training.sums
 
@@ -285,8 +285,14 @@ class KnownVectors(TrustedSum):
     def __init__(self, known: frozenset[int]):
         self._known = known
 
+    def run(self, grid: Grid, requests: Sequence[Message], about: SumRound, timeout: float) -> SumResult:
+        """See `SecureSum.run`; what is known of a node's noise is not removed twice."""
+        result = super().run(grid, requests, about, timeout)
+        revealed = tuple(r for r in result.revealed if r.metadata.src_node_id not in self._known)
+        return replace(result, revealed=revealed)
+
     def add(self, about: SumRound, replies: Iterable[Message]) -> SumResult:
-        """See `SecureSum.add`."""
+        """See `TrustedSum.add`."""
         replies = list(replies)
         result = super().add(about, replies)
         if result.total is None:
@@ -296,8 +302,7 @@ class KnownVectors(TrustedSum):
             vector = protected_vector(reply, about.size, about.bits)
             if reply.metadata.src_node_id in self._known and vector is not None:
                 total -= vector
-        revealed = tuple(r for r in result.revealed if r.metadata.src_node_id not in self._known)
-        return replace(result, total=total % (1 << about.bits) if about.bits else total, revealed=revealed)
+        return replace(result, total=total % (1 << about.bits) if about.bits else total)
 
 
 class _Model:
@@ -325,20 +330,6 @@ def _calibrated(config: RunConfig) -> float:
         raise ConfigError("num-users = 0: must be given here, since no data set is loaded; e.g. 3500")
     shapes = shapes_of(config, HIDDEN_SIZES.get(config.backbone, VIT_SMALL), 10)
     return plan(config, config.num_users, shapes).stage2
-
-
-@contextlib.contextmanager
-def _task() -> Iterator[None]:
-    """A task's identity, which Flower sets before it calls an app, and without which no message is made."""
-    names = ("_task_id", "_run_id", "_node_id")
-    before = {name: getattr(TaskIdentity, name) for name in names}
-    try:
-        for name in names:
-            setattr(TaskIdentity, name, 1)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(TaskIdentity, name, value)
 
 
 def _node_id(partition: int) -> int:

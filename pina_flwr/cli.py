@@ -135,6 +135,27 @@ def audit(
     raise typer.Exit(0 if result.holds else FAILURE)
 
 
+@app.command()
+def keys(
+    users: Annotated[list[int], typer.Argument(min=0, help="Numbers of the users, from 0.")],
+    folder: Annotated[Path, typer.Option(help="Where the private keys go, one PEM file a user.")] = Path(
+        "keys"
+    ),
+) -> None:
+    """Make long-term keys of users, for signed secure sums (secagg-signed).
+
+    Prints the lines of the registry that all nodes need; collect them under [keys] in one file. Private keys
+    are for the user's own node: node-config signing-keys. Exit status: 2 after a mistake.
+    """
+    from pina_flwr.secure_sum.registry import new_key_file
+
+    try:
+        for user in users:
+            typer.echo(new_key_file(folder, user))
+    except ValueError as error:
+        raise typer.Exit(_fail(str(error), MISTAKE)) from None
+
+
 def main() -> None:
     """Entry point of the `pina` command."""
     app(prog_name="pina")

@@ -1,23 +1,26 @@
 """The node's side: each step of the method on the users it hosts.
 
 Paper, Algorithm 1, TRAIN. A reply to a training message holds the protected vector and nothing else; what a
-simulation wants to know besides goes with the evaluation, and only if `diagnostics` is on.
+simulation wants to know besides goes with the evaluation, and only if `diagnostics` is on. With SecAgg+ each
+user's vector is protected by itself, and leaves only under the masks of that layer (`contribute`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, RecordDict
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pina_flwr.config import ConfigError, RunConfig
 from pina_flwr.messages import KEYS, REVEAL, Task, pack, unpack
-from pina_flwr.node_config import parse_node_config
+from pina_flwr.node_config import NodeConfig, parse_node_config
 from pina_flwr.normality import rule_name
 from pina_flwr.privacy.admission import admit, check_arrays
 from pina_flwr.privacy.clipping import ROUNDING, clip
@@ -27,15 +30,19 @@ from pina_flwr.privacy.policy import Policy, Refusal, load_policy
 from pina_flwr.privacy.sum_mechanism import SumMechanism, component_key, open_mechanism, rotation_seed
 from pina_flwr.privacy.user_ledger import FileLedger, StateLedger, UserLedger
 from pina_flwr.secure_sum.interface import REFUSAL, VECTOR
+from pina_flwr.secure_sum.members import Declined, survivors_of
+from pina_flwr.secure_sum.registry import Identity, load_identity
+from pina_flwr.secure_sum.session import Session, Terms
 from pina_flwr.stage1.directions import centred, unit
 from pina_flwr.stage1.dp_kmeans import contributions, nearest
 from pina_flwr.stage1.starts import sketch_mechanism
 from pina_flwr.training.workbench import Workbench, least, open_workbench
 
 log = logging.getLogger("flwr")
+Item = TypeVar("Item", int, bytes)
 SKETCHES = "sketches"
 DIAGNOSTICS = "diagnostics"
-REMOVABLE = "removable-noise"  # a node's key of the round
+REMOVABLE = "removable-noise"  # a node's keys of the round
 STATE = "since-evaluation"  # what a node remembers for the next evaluation
 
 
@@ -44,7 +51,7 @@ class Node:
     """A node: the part of the users that it hosts, and the workbench of the process it runs in.
 
     run: Flower's id of the run. policy: what its owner allows at most; None in a simulation. ledger: folder
-    of its users' ledgers; empty if they are kept for the run only.
+    of its users' ledgers; empty if they are kept for the run only. identity: keys that sign, for signed sums.
     """
 
     workbench: Workbench
@@ -53,6 +60,7 @@ class Node:
     run: str
     policy: Policy | None = None
     ledger: str = ""
+    identity: Identity | None = None
 
     @property
     def config(self) -> RunConfig:
@@ -97,7 +105,13 @@ def open_node(config: RunConfig, node_config: Mapping[str, object], run: str) ->
     policy = _policy(where.policy) if where.policy else None
     if policy or where.ledger:
         _check_run(config, policy)
-    return Node(open_workbench(config), where.partition, where.partitions, run, policy, where.ledger)
+    if config.secagg_signed != bool(where.key_registry):
+        raise ConfigError(
+            f"secagg-signed = {str(config.secagg_signed).lower()}: node-config must have key-registry and "
+            "signing-keys if and only if it is true"
+        )
+    node = Node(open_workbench(config), where.partition, where.partitions, run, policy, where.ledger)
+    return replace(node, identity=_identity(where, node.users)) if where.key_registry else node
 
 
 def _policy(path: str) -> Policy:
@@ -107,6 +121,15 @@ def _policy(path: str) -> Policy:
     except ConfigError as mistake:
         log.error("error: %s", mistake)
         raise ConfigError("node-config: a node's policy can't be used; its log says why") from None
+
+
+def _identity(where: NodeConfig, users: Sequence[int]) -> Identity:
+    """The keys of this node's users; what is wrong with them is for the node's owner alone."""
+    try:
+        return load_identity(where.key_registry, where.signing_keys, users)
+    except ValueError as mistake:
+        log.error("error: %s", mistake)
+        raise ConfigError("node-config: a node's keys can't be used; its log says why") from None
 
 
 def _check_run(config: RunConfig, policy: Policy | None) -> None:
@@ -138,35 +161,104 @@ def train(node: Node, task: Task, state: RecordDict) -> RecordDict:
     Raises:
         ValueError: the task names an unknown step, or users that this node does not host, or one twice.
     """
+    _check_users(node, task)
+    if task.step == REVEAL:
+        return reveal(node, task, state)
+    try:
+        if task.step == "sketch":
+            _admit(node, task, state)
+            return sketch(node, task, state)
+        if node.config.secure_sum != "trusted":  # a vector that leaves without masks is nobody's to ask for
+            raise Refusal("parameters differ from the run's")
+        vectors = _vectors(node, task, state)
+    except Refusal as refusal:
+        return RecordDict({REFUSAL: ConfigRecord({"reason": refusal.reason})})
+    keys = _new_keys(node, task, state, 1)
+    return RecordDict({VECTOR: ArrayRecord([_protected(node, vectors, task, node.entropy(task), keys[0])])})
+
+
+def contribute(
+    node: Node, request: RecordDict, members: Sequence[int], terms: Terms, state: RecordDict
+) -> NDArray[np.uint32]:
+    """Do a step of training for users in SecAgg+ and return their protected vectors, each by itself.
+
+    Args:
+        node: that hosts them.
+        request: the server's task.
+        members: those of the task's users that take part.
+        terms: of the secure sum.
+        state: what the node remembers.
+
+    Returns:
+        uint32 [members, size], below 2^b.
+
+    Raises:
+        Declined: nothing of the users may be used.
+        KeyError, TypeError, ValueError: the request is no task for these users.
+    """
+    task = Task.from_record(request)
+    if not set(members) <= set(task.users):
+        raise ValueError("users of the secure sum: must be among those of the task")
+    task = replace(task, users=list(members))
+    _check_users(node, task)
+    try:
+        _check_terms(node, task, terms)
+        vectors = _vectors(node, task, state)
+    except Refusal as refusal:
+        raise Declined(refusal.reason) from None
+    keys = _new_keys(node, task, state, len(members), terms.session.round)
+    draws = [open_entropy(node.config, task.step, task.round, f"user {user}") for user in members]
+    rows = zip(vectors.split(1), draws, keys, strict=True)
+    return np.stack([_protected(node, row, task, entropy, key) for row, entropy, key in rows])
+
+
+def _check_users(node: Node, task: Task) -> None:
     strangers = set(task.users) - set(node.users)
     if strangers or not task.users:
         raise ValueError(f"users {sorted(strangers)} are not hosted here" if strangers else "no users named")
     if len(set(task.users)) < len(task.users):
         raise ValueError("a user is named twice: it would contribute more than its bound")
-    if task.step == REVEAL:
-        return reveal(node, task, state)
-    if task.step not in STEPS:
+
+
+def _check_terms(node: Node, task: Task, terms: Terms) -> None:
+    """Refuse a secure sum that is not the run's, or that so few may survive that the noise is not enough."""
+    offer, same = task.offer, False
+    if task.step in VECTORS and offer is not None:
+        mechanism = node.mechanism(task.step, offer.noise_multiplier)
+        same = (terms.size, terms.bits) == (mechanism.size, mechanism.bits)
+    if not same or offer is None or terms.members > offer.cohort:
+        raise Refusal("parameters differ from the run's")
+    if terms.fewest < offer.survivors:
+        raise Refusal("too few survivors allowed")
+
+
+def _admit(node: Node, task: Task, state: RecordDict) -> None:
+    check_arrays(node, task)
+    admit(node, task, node.user_ledger(state))
+
+
+def _vectors(node: Node, task: Task, state: RecordDict) -> Tensor:
+    """The users' bounded vectors [users, D] of a step, once all is checked and charged."""
+    if task.step not in VECTORS:
         raise ValueError(f"unknown step {task.step!r}")
-    try:
-        check_arrays(node, task)
-        admit(node, task, node.user_ledger(state))
-    except Refusal as refusal:
-        return RecordDict({REFUSAL: ConfigRecord({"reason": refusal.reason})})
-    return STEPS[task.step](node, task, state)
+    _admit(node, task, state)
+    vectors = VECTORS[task.step](node, task, state)
+    _check_one_each(vectors, task)
+    return vectors
 
 
-def private_mean(node: Node, task: Task, state: RecordDict) -> RecordDict:
-    """Stage 1: the sum of unit ΔB over users, noised."""
+def private_mean(node: Node, task: Task, state: RecordDict) -> Tensor:
+    """Stage 1: unit ΔB of each user, for their mean."""
     deltas = node.workbench.stage1_deltas(task.users)
     _remember(node, task, state, deltas)
-    return _protected(node, clip(unit(deltas), 1.0)[0], task, state)
+    return clip(unit(deltas), 1.0)[0]
 
 
-def lloyd(node: Node, task: Task, state: RecordDict) -> RecordDict:
-    """Stage 1: one iteration of DP k-means."""
+def lloyd(node: Node, task: Task, state: RecordDict) -> Tensor:
+    """Stage 1: what each user adds to one iteration of DP k-means."""
     _remember(node, task, state, node.workbench.stage1_deltas(task.users))
     centroids = torch.from_numpy(task.arrays["centroids"])
-    return _protected(node, contributions(_directions(node, task), centroids), task, state)
+    return contributions(_directions(node, task), centroids)
 
 
 def sketch(node: Node, task: Task, state: RecordDict) -> RecordDict:
@@ -181,13 +273,13 @@ def sketch(node: Node, task: Task, state: RecordDict) -> RecordDict:
     return RecordDict({SKETCHES: pack({"rows": shuffled})})
 
 
-def update(node: Node, task: Task, state: RecordDict) -> RecordDict:
-    """Stage 2: pick a cluster, train its model, clip, add the noise share; all cluster slots side by side."""
+def update(node: Node, task: Task, state: RecordDict) -> Tensor:
+    """Stage 2: each user picks a cluster, trains its model and clips; all cluster slots side by side."""
     models = torch.from_numpy(task.arrays["models"])
     given = None if task.choose == "loss" and len(models) > 1 else choose(node, task, models)
     updates, choices = node.workbench.train(task.users, models, given, task.round)
     _remember(node, task, state, updates)
-    return _protected(node, bound_update(node.config, updates, choices, len(models)), task, state)
+    return bound_update(node.config, updates, choices, len(models))
 
 
 def choose(node: Node, task: Task, models: Tensor) -> Tensor:
@@ -260,12 +352,12 @@ def evaluate(node: Node, task: Task, state: RecordDict) -> RecordDict:
     return RecordDict({DIAGNOSTICS: pack(answer)})
 
 
-STEPS: dict[str, Callable[[Node, Task, RecordDict], RecordDict]] = {
+VECTORS: dict[str, Callable[[Node, Task, RecordDict], Tensor]] = {
     "mean": private_mean,
     "lloyd": lloyd,
-    "sketch": sketch,
     "update": update,
 }
+"""Steps whose vectors go through the secure sum: each makes bounded vectors [users, D]."""
 
 
 def _remember(node: Node, task: Task, state: RecordDict, updates: Tensor) -> None:
@@ -283,15 +375,14 @@ def _noticed(state: RecordDict) -> dict[str, np.ndarray]:
     return unpack(state.array_records[STATE]) if STATE in state.array_records else nothing
 
 
-def _protected(node: Node, vectors: Tensor, task: Task, state: RecordDict) -> RecordDict:
-    """The users' bounded vectors [users, D], added and noised: all that leaves a node in a secure sum."""
+def _protected(node: Node, vectors: Tensor, task: Task, entropy: Entropy, key: bytes) -> np.ndarray:
+    """Bounded vectors [users, D], added and noised."""
     assert task.offer is not None  # `admit` saw to it
-    _check_one_each(vectors, task)
-    key = _new_key(node, task, state) if node.config.dropout_noise == "removable" else b""
-    total = node.mechanism(task.step, task.offer.noise_multiplier).protect(
-        vectors, task.offer.cohort, rotation_seed(node.config, task.step, task.round), node.entropy(task), key
+    mechanism, seed = (
+        node.mechanism(task.step, task.offer.noise_multiplier),
+        rotation_seed(node.config, task.step, task.round),
     )
-    return RecordDict({VECTOR: ArrayRecord([total])})
+    return mechanism.protect(vectors, task.offer.cohort, seed, entropy, key)
 
 
 def _check_one_each(vectors: Tensor, task: Task) -> None:
@@ -300,19 +391,27 @@ def _check_one_each(vectors: Tensor, task: Task) -> None:
         raise ValueError(f"{len(vectors)} vectors of {len(task.users)} users: must be one of each")
 
 
-def _new_key(node: Node, task: Task, state: RecordDict) -> bytes:
-    """A fresh key for the noise that may be removed later, kept until the server asks or the next round."""
+def _new_keys(node: Node, task: Task, state: RecordDict, count: int, round_: int = 0) -> list[bytes]:
+    """Fresh keys for the noise that may be removed later, kept until the server asks or the next round.
+
+    One key for all users together, or one for each. round_: of the secure sum, if the layer has rounds.
+    """
+    if node.config.dropout_noise != "removable":
+        return [b""] * count
     assert task.offer is not None
-    key = node.entropy(task).generator("removable").bytes(KEY_BYTES)
-    state[REMOVABLE] = ConfigRecord({"key": key, "users": len(task.users), "offer": repr(task.offer)})
-    return key
+    draws = node.entropy(task).generator("removable")
+    keys = [draws.bytes(KEY_BYTES) for _ in range(count)]
+    kept: dict[str, ConfigRecordValues] = {"keys": keys, "users": list(task.users), "sum": round_}
+    state[REMOVABLE] = ConfigRecord(kept | {"offer": repr(task.offer)})
+    return keys
 
 
 def reveal(node: Node, task: Task, state: RecordDict) -> RecordDict:
     """The keys of noise that was added in vain, now that it is known how many of the cohort vanished.
 
-    The server is trusted to count them right: who is told too many vanished keeps noise, too few, gives it
-    away. A node answers once a round, and keeps what `dropout-tolerance` asks for in any case.
+    A trusted sum's server is trusted to count them right: who is told too many vanished keeps noise, too few,
+    gives it away. With SecAgg+ the count must be that with which the sum was unmasked. A node answers once a
+    round, and keeps what `dropout-tolerance` asks for in any case.
 
     Raises:
         ValueError: nothing to reveal for this round, or not that much.
@@ -320,14 +419,37 @@ def reveal(node: Node, task: Task, state: RecordDict) -> RecordDict:
     kept = state.config_records.get(REMOVABLE)
     if kept is None or task.offer is None or kept["offer"] != repr(task.offer):
         raise ValueError("nothing to reveal for this round")
-    most = task.offer.cohort - task.offer.survivors
-    if kept["users"] != len(task.users) or not 0 <= task.vanished <= most:
-        raise ValueError(f"vanished = {task.vanished}: must be within 0..{most}")
+    users, keys, round_ = _listed(kept, "users", int), _listed(kept, "keys", bytes), kept["sum"]
+    assert isinstance(round_, int)
+    _check_vanished(node, task, state, round_)
+    asked = set(task.users)
+    if not (asked <= set(users) if round_ else asked == set(users)):
+        raise ValueError("users: must be those that took part")
     state.pop(REMOVABLE)
-    key = kept["key"]
-    assert isinstance(key, bytes)
-    keys = [component_key(key, dropped) for dropped in range(task.vanished + 1, most + 1)]
-    return RecordDict({KEYS: ConfigRecord({"keys": keys})})
+    own = [keys[users.index(user)] for user in task.users] if round_ else keys
+    most = task.offer.cohort - task.offer.survivors
+    dropped = range(task.vanished + 1, most + 1)
+    revealed = [component_key(key, k) for key in own for k in dropped]
+    groups = [1] * len(task.users) if round_ else [len(users)]
+    return RecordDict({KEYS: ConfigRecord({"keys": revealed, "users": groups})})
+
+
+def _listed(record: ConfigRecord, name: str, kind: type[Item]) -> list[Item]:
+    values = record[name]
+    assert isinstance(values, list)
+    return [value for value in values if isinstance(value, kind)]
+
+
+def _check_vanished(node: Node, task: Task, state: RecordDict, round_: int) -> None:
+    """Raise if the number of those who vanished is out of bounds, or not that of the unmasked sum."""
+    assert task.offer is not None
+    most = task.offer.cohort - task.offer.survivors
+    if not 0 <= task.vanished <= most:
+        raise ValueError(f"vanished = {task.vanished}: must be within 0..{most}")
+    if round_:
+        counted = survivors_of(state, Session(node.run, round_))
+        if counted is None or task.offer.cohort - counted[1] != task.vanished:
+            raise ValueError(f"vanished = {task.vanished}: is not what the sum was unmasked with")
 
 
 def _centred(node: Node, task: Task) -> Tensor:

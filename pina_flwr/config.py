@@ -13,10 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pina_flwr.secure_sum.session import Rules
+
 STRATEGIES = ("pina", "pina-ri", "fedavg", "ifca", "oracle")
 STAGE1 = ("dp-kmeans", "sketch", "random")
 SKETCHES = ("projection", "coordinates", "private-support", "paper")
 MECHANISMS = ("skellam", "discrete-gaussian", "gaussian")
+SECURE_SUMS = ("secagg+", "trusted")
 DROPOUT_NOISE = ("provision", "removable")
 NORMALITY = ("count", "paper", "paper-no-zeroing", "energy", "none")
 WITH_ONE_START = ("fedavg", "oracle")  # strategies whose models may start alike
@@ -158,7 +161,18 @@ class RunConfig:
     ledger: str = option("", "file that counts earlier runs against epsilon too (empty: this run only)")
     reproducible_noise: bool = option(False, "debugging only: noise from the seed, which protects nobody")
     secure_sum: str = option(
-        "trusted", "secure sum: 'trusted' is the ideal functionality, simulation only", choices=("trusted",)
+        "secagg+",
+        "secure sum: 'secagg+' is the real protocol, 'trusted' an ideal one for large simulations",
+        choices=SECURE_SUMS,
+    )
+    secagg_neighbours: int = option(
+        0, "k, neighbours of each user in SecAgg+, even (0: the fewest that fail with chance 2^-40)", low=0
+    )
+    secagg_threshold: int = option(
+        0, "t, neighbours that can unmask a user together (0: derived; needs secagg-neighbours)", low=0
+    )
+    secagg_signed: bool = option(
+        False, "keys and survivors are signed, against a malicious server; nodes need key-registry"
     )
 
     diagnostics: bool = option(True, "simulation only: evaluate on users' data and log what really happened")
@@ -173,6 +187,17 @@ class RunConfig:
     def private(self) -> bool:
         """True if noise is added: ε is finite or z is given."""
         return self.noise_multiplier > 0 or math.isfinite(self.epsilon)
+
+    @property
+    def secagg(self) -> Rules:
+        """How SecAgg+ is set up."""
+        return Rules(
+            self.dropout_tolerance,
+            self.colluding_share,
+            self.secagg_neighbours,
+            self.secagg_threshold,
+            self.secagg_signed,
+        )
 
     @property
     def slots(self) -> int:
@@ -324,3 +349,31 @@ def _check_together(c: RunConfig) -> None:
     for holds, message in rules:
         if not holds:
             raise ConfigError(message)
+    if c.secure_sum == "secagg+":
+        _check_secagg(c)
+
+
+def _check_secagg(c: RunConfig) -> None:
+    instead = "set secure-sum = 'trusted', in simulation"
+    rules = [
+        (
+            c.strategy != "ifca",
+            f"strategy = 'ifca': clips nothing, and secure-sum = 'secagg+' needs bounded vectors; {instead}",
+        ),
+        (
+            c.mechanism != "gaussian",
+            f"mechanism = 'gaussian': is not of integers, which secure-sum = 'secagg+' adds; {instead}",
+        ),
+        (
+            2 * c.dropout_tolerance + c.colluding_share < 1,
+            f"dropout-tolerance = {c.dropout_tolerance}, colluding-share = {c.colluding_share}: twice the "
+            "first plus the second must be under 1, or SecAgg+ has no safe threshold",
+        ),
+    ]
+    for holds, message in rules:
+        if not holds:
+            raise ConfigError(message)
+    try:
+        _ = c.secagg
+    except ValueError as problem:
+        raise ConfigError(f"secagg-{problem}") from None

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, ConfigRecordValues, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, MessageType, RecordDict
 
 from pina_flwr.privacy.policy import Offer
+from pina_flwr.secure_sum.wire import pack as pack  # one format for all messages
+from pina_flwr.secure_sum.wire import why as why
 
 ARRAYS, CONFIG, OFFER = "arrays", "config", "offer"
 REVEAL = "reveal"  # the step that asks for noise which turned out not to be needed
-LONGEST_REASON = 300  # characters of an error that are passed on
 KEYS = "keys"  # the one record of a reply that reveals noise which turned out not to be needed
 WHO = f"{MessageType.QUERY}.who"
 TRAIN, EVALUATE = MessageType.TRAIN, MessageType.EVALUATE
@@ -72,24 +73,9 @@ class Task:
         )
 
 
-def pack(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
-    """Arrays by name as a Flower record (numpy's own format, no pickle)."""
-    return ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in arrays.items()})
-
-
 def unpack(record: ArrayRecord) -> dict[str, np.ndarray]:
     """The arrays of a Flower record by name."""
     return {name: array.numpy() for name, array in record.items()}
-
-
-def size_of(content: RecordDict) -> int:
-    """Bytes of all arrays in a message."""
-    return sum(len(array.data) for record in content.array_records.values() for array in record.values())
-
-
-def why(reply: Message) -> str:
-    """The reason that an error reply gives, on one line (Flower's may hold several)."""
-    return " ".join((reply.error.reason or f"error code {reply.error.code}").split())[:LONGEST_REASON]
 
 
 def request(content: RecordDict, node: int, kind: str, round_: int) -> Message:

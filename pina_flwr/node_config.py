@@ -9,7 +9,8 @@ from pathlib import Path
 
 from pina_flwr.config import ConfigError
 
-KEYS = ("partition-id", "num-partitions", "policy", "ledger")
+KEYS = ("partition-id", "num-partitions", "policy", "ledger", "key-registry", "signing-keys")
+PATHS = KEYS[2:]
 
 
 @dataclass(frozen=True)
@@ -18,13 +19,16 @@ class NodeConfig:
 
     partition, partitions: every `partitions`-th user from `partition` on. policy: file with what the owner
     allows at most; empty in a simulation. ledger: folder that counts what users release, over runs; empty to
-    count within the run.
+    count within the run. key_registry: file with the public keys of all users, for signed secure sums.
+    signing_keys: folder with the private keys of this node's users.
     """
 
     partition: int
     partitions: int
     policy: str = ""
     ledger: str = ""
+    key_registry: str = ""
+    signing_keys: str = ""
 
 
 def parse_node_config(values: Mapping[str, object]) -> NodeConfig:
@@ -44,9 +48,11 @@ def parse_node_config(values: Mapping[str, object]) -> NodeConfig:
         raise ConfigError("node-config: must give partition-id and num-partitions as whole numbers") from None
     if not 0 <= partition < partitions:
         raise ConfigError(f"node-config: partition-id = {partition}: must be in 0..{partitions - 1}")
-    paths = {key: _path(key, str(values[key])) for key in ("policy", "ledger") if key in values}
+    paths = {key.replace("-", "_"): _path(key, str(values[key])) for key in PATHS if key in values}
     if "policy" in paths and "ledger" not in paths:
         raise ConfigError("node-config: policy without ledger: a budget over runs needs a folder to count in")
+    if ("key_registry" in paths) != ("signing_keys" in paths):
+        raise ConfigError("node-config: key-registry and signing-keys: each needs the other")
     return NodeConfig(partition, partitions, **paths)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from pina_flwr.config import ConfigError, RunConfig, parse, to_dict
 from pina_flwr.models.backbone import load_backbone
 from pina_flwr.models.export import base_of, save_adapters
+from pina_flwr.privacy.cohort import check_secure_sum
 from pina_flwr.privacy.guarantee import Subject, describe
 from pina_flwr.privacy.ledger import Ledger
 from pina_flwr.privacy.plan import plan
@@ -79,10 +80,11 @@ def run(grid: Grid, config: RunConfig, run_id: str) -> None:
     with Ledger.open(path) as ledger:
         earlier = tuple(ledger.releases())
         noise = plan(config, len(hosts), backbone.shapes, earlier)
+        check_secure_sum(config, len(hosts), noise.delta)
         subject = Subject(config, noise, len(hosts), backbone.shapes, earlier)
         write_json(folder / "privacy.json", describe(subject))
         recorder = Recorder(subject, folder)
-        secure_sum = open_secure_sum(config.secure_sum)
+        secure_sum = open_secure_sum(config.secure_sum, config.secagg)
         strategy = STRATEGIES[config.strategy](
             config, backbone, hosts, noise, secure_sum, ledger, run_id, recorder.note
         )
@@ -118,7 +120,7 @@ def refuse_deployment(grid: Grid, config: RunConfig) -> None:
         ),
         (
             config.secure_sum != "trusted",
-            "secure-sum = 'trusted': exists in simulation only, and no real protocol is there yet",
+            "secure-sum = 'trusted': exists in simulation only; set 'secagg+'",
         ),
     ]
     for holds, message in rules:

@@ -12,7 +12,9 @@ import torch
 from flwr.supercore.task_identity import TaskIdentity
 from support import tiny
 
+from pina_flwr import server
 from pina_flwr.config import RunConfig
+from pina_flwr.privacy import guarantee
 
 torch.set_num_threads(1)
 
@@ -32,6 +34,13 @@ def config(tmp_path: Path) -> Callable[..., RunConfig]:
         return tiny(**({"output": str(tmp_path / "run")} | options))
 
     return make
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs without a picture and without the tighter accountant's figure, which take most of a short run."""
+    monkeypatch.setattr(server, "plot", lambda *_: None)
+    monkeypatch.setattr(guarantee, "tighter", lambda *_: None)
 
 
 @pytest.fixture

@@ -43,8 +43,8 @@ def _known_draws(monkeypatch: Patch) -> None:
 
 
 def options(**values: Any) -> RunConfig:
-    """The defaults but for z, and that nobody vanishes unless said."""
-    usual = {"noise-multiplier": Z, "dropout-tolerance": 0.0}
+    """The defaults but for z, that nobody vanishes unless said, and that a trusted party adds."""
+    usual = {"noise-multiplier": Z, "dropout-tolerance": 0.0, "secure-sum": "trusted"}
     return parse(usual | {name.replace("_", "-"): value for name, value in values.items()})
 
 
@@ -267,6 +267,16 @@ class TestHarness:
         assert calibrated > Audit.of(parse({"epsilon": 8.0}), 100, 10).config.noise_multiplier > 0.3
         assert Audit.of(options(noise_multiplier=2.5), 100, 10).config.noise_multiplier == 2.5
 
+    def test_of_a_run_with_secagg_the_mechanism_is_audited_without_it(self) -> None:
+        """Who adds the vectors is no part of the claim, and the server is given their sum alone."""
+        given = parse({"noise-multiplier": Z, "dropout-tolerance": 0.2, "secagg-signed": True})
+        assert given.secure_sum == "secagg+"
+        found = Audit.of(given, 100, 10)
+        trusted = Audit.of(options(dropout_tolerance=0.2, secagg_signed=True), 100, 10)
+        assert found.config.secure_sum == "trusted"
+        assert found == trusted
+        assert found.run(DELTA).holds
+
     def test_leaves_no_trace(self, monkeypatch: Patch) -> None:
         monkeypatch.setattr(TaskIdentity, "_run_id", None)
         audited(100, 1, mechanism="gaussian")
@@ -299,7 +309,7 @@ class TestMistakes:
         assert "\n" not in str(found.value)
 
     def test_ifca_has_no_claim(self) -> None:
-        given = parse({"strategy": "ifca", "epsilon": float("inf")})
+        given = parse({"strategy": "ifca", "epsilon": float("inf"), "secure-sum": "trusted"})
         with pytest.raises(ConfigError, match="strategy = 'ifca': is never private"):
             audit_run(given, 500, 1, DELTA)
 
@@ -308,7 +318,9 @@ class TestCommand:
     ARGUMENTS = ("audit", "-c", "noise-multiplier=1.5", "--canaries", "250", "--rounds", "20")
 
     def test_a_claim_that_stands(self) -> None:
-        found = CliRunner().invoke(pina, [*self.ARGUMENTS, "-c", "mechanism=gaussian"])
+        found = CliRunner().invoke(
+            pina, [*self.ARGUMENTS, "-c", "mechanism=gaussian", "-c", "secure-sum=trusted"]
+        )
         assert found.exit_code == 0, found.output
         for text in ("gaussian, z = 1.5", "4,500", "25 of 25", "2.32", "Not audited:", "The claim stands."):
             assert text in found.stdout

@@ -734,12 +734,13 @@ class TestReveal:
         self, asked: tuple[Node, Task, RecordDict], vanished: int
     ) -> None:
         host, task, state = asked
-        key = state.config_records[REMOVABLE]["key"]
+        (key,) = state.config_records[REMOVABLE]["keys"]  # type: ignore[misc, str-unpack]
         assert isinstance(key, bytes)
         reply = train(host, dataclasses.replace(task, vanished=vanished), state)
         assert list(reply) == [KEYS]
-        assert reply.config_records[KEYS]["keys"] == [component_key(key, k) for k in range(vanished + 1, 4)]
-        assert key not in reply.config_records[KEYS]["keys"]
+        expected = [component_key(key, k) for k in range(vanished + 1, 4)]
+        assert dict(reply.config_records[KEYS]) == {"keys": expected, "users": [len(USERS)]}
+        assert key not in expected
 
     def test_once(self, asked: tuple[Node, Task, RecordDict]) -> None:
         host, task, state = asked
@@ -767,17 +768,24 @@ class TestReveal:
             with pytest.raises(ValueError, match="nothing to reveal"):
                 train(host, Task(REVEAL, 1, USERS, offer=offer), RecordDict())
 
-    def test_for_fewer_users_than_took_part(self, asked: tuple[Node, Task, RecordDict]) -> None:
+    @pytest.mark.parametrize("users", [USERS[:2], [*USERS, 7], [7]], ids=str)
+    def test_for_other_users_than_took_part(
+        self, asked: tuple[Node, Task, RecordDict], users: list[int]
+    ) -> None:
+        """Their noise is drawn together, so it can only be revealed together."""
         host, task, state = asked
-        with pytest.raises(ValueError, match="vanished = 0"):
-            train(host, dataclasses.replace(task, users=USERS[:2]), state)
+        before = dict(state.config_records[REMOVABLE])
+        with pytest.raises(ValueError, match="users: must be those that took part"):
+            train(host, dataclasses.replace(task, users=users), state)
+        assert dict(state.config_records[REMOVABLE]) == before
+        assert list(train(host, task, state)) == [KEYS]
 
     def test_keys_are_fresh_in_each_round(self, node: Callable[..., Node]) -> None:
         host, keys = node(noise_multiplier=2.0, **self.OPTIONS), set()
         for _ in range(3):
             state = RecordDict()
             train(host, task_for(host, "update"), state)
-            keys.add(state.config_records[REMOVABLE]["key"])
+            keys |= set(state.config_records[REMOVABLE]["keys"])  # type: ignore[arg-type]
         assert len(keys) == 3
 
     def test_with_provisioned_noise_there_is_no_key(self, node: Callable[..., Node]) -> None:

@@ -8,12 +8,14 @@ import pytest
 
 from pina_flwr.config import ConfigError, RunConfig, key_of, parse, to_dict
 from pina_flwr.privacy.policy import Policy, load_policy
+from pina_flwr.secure_sum.session import Rules
 
 FIELDS = dataclasses.fields(RunConfig)
 INTS = [key_of(f.name) for f in FIELDS if type(f.default) is int]
 STRINGS = [key_of(f.name) for f in FIELDS if isinstance(f.default, str)]
 FLOATS = [key_of(f.name) for f in FIELDS if isinstance(f.default, float)]
 NATURAL = {"user-column": "writer_id", "rotations": 1}
+TRUSTED = {"secure-sum": "trusted"}
 
 
 def mistake(**options: Any) -> str:
@@ -289,6 +291,38 @@ def test_unknown_options(key: str, message: str) -> None:
             {"strategy": "oracle", "rotations": 2, "clusters": 4},
             "clusters = 4: the oracle needs as many as rotations = 2",
         ),
+        (
+            {"strategy": "ifca", "epsilon": math.inf},
+            "strategy = 'ifca': clips nothing, and secure-sum = 'secagg+' needs bounded vectors; "
+            "set secure-sum = 'trusted', in simulation",
+        ),
+        (
+            {"mechanism": "gaussian"},
+            "mechanism = 'gaussian': is not of integers, which secure-sum = 'secagg+' adds; "
+            "set secure-sum = 'trusted', in simulation",
+        ),
+        *(
+            (
+                {"dropout_tolerance": dropout, "colluding_share": colluding},
+                f"dropout-tolerance = {dropout}, colluding-share = {colluding}: twice the first plus the "
+                "second must be under 1, or SecAgg+ has no safe threshold",
+            )
+            for dropout, colluding in [(0.5, 0.0), (0.4, 0.2), (0.1, 0.8), (0.9, 0.0)]
+        ),
+        ({"secagg_neighbours": 7}, "secagg-neighbours = 7: must be even (0: derived)"),
+        ({"secagg_threshold": 5}, "secagg-threshold = 5: must be 0 (derived) unless neighbours are given"),
+        (
+            {"secagg_neighbours": 10, "secagg_threshold": 5},
+            "secagg-threshold = 5: must be above half of neighbours = 10, and at most 10",
+        ),
+        (
+            {"secagg_neighbours": 10, "secagg_threshold": 11},
+            "secagg-threshold = 11: must be above half of neighbours = 10, and at most 10",
+        ),
+        (
+            {"secagg_signed": True, "secagg_neighbours": 10},
+            "secagg-neighbours = 10: signed sums have all members as neighbours; set 0",
+        ),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], message: str) -> None:
@@ -310,7 +344,7 @@ def test_options_that_do_not_go_together(options: dict[str, Any], message: str) 
         {"lora-targets": "q, k, v, o"},
         {"lora-targets": "q", "strategy": "oracle"},
         {"lora-targets": "q", "strategy": "fedavg"},
-        {"strategy": "ifca", "epsilon": math.inf},
+        {"strategy": "ifca", "epsilon": math.inf} | TRUSTED,
         {"t-in": 2},
         {"t-in": 1, "sketch-centre": "none"},
         {"t-in": 0, "stage1": "random"},
@@ -320,10 +354,16 @@ def test_options_that_do_not_go_together(options: dict[str, Any], message: str) 
         {"noise-cohort-size": 0},
         {"sketch-size": 3, "sketch": "projection"},
         {"sketch-size": 3, "sketch": "coordinates"},
-        {"dropout-tolerance": 0.5, "colluding-share": 0.49},
+        {"dropout-tolerance": 0.5, "colluding-share": 0.49} | TRUSTED,
+        {"dropout-tolerance": 0.49, "colluding-share": 0.01},
+        {"dropout-tolerance": 0.0, "colluding-share": 0.99},
         {"dropout-tolerance": 0.0, "colluding-share": 0.0},
         {"dropout-noise": "removable"},
-        {"mechanism": "gaussian", "bits": 32},
+        {"mechanism": "gaussian", "bits": 32} | TRUSTED,
+        {"secagg-neighbours": 10},
+        {"secagg-neighbours": 10, "secagg-threshold": 6},
+        {"secagg-neighbours": 10, "secagg-threshold": 10},
+        {"secagg-signed": True},
         {"seed": 2**63 - 1},
     ],
 )
@@ -337,6 +377,12 @@ def test_values_at_the_edge(options: dict[str, Any]) -> None:
 )
 def test_private_is_what_adds_noise(options: dict[str, Any], private: bool) -> None:
     assert parse(options).private is private
+
+
+def test_the_rules_of_secagg_are_those_of_the_run() -> None:
+    given = {"dropout-tolerance": 0.2, "colluding-share": 0.1, "secagg-neighbours": 12, "secagg-threshold": 8}
+    assert parse(given).secagg == Rules(0.2, 0.1, 12, 8)
+    assert parse({"secagg-signed": True}).secagg == Rules(0.1, 0.0, signed=True)
 
 
 def test_slots() -> None:

@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from pina_flwr.messages import ARRAYS, CONFIG, OFFER, TRAIN, Task, pack, request, size_of, unpack, why
+from pina_flwr.messages import ARRAYS, CONFIG, OFFER, TRAIN, Task, pack, request, unpack
 from pina_flwr.privacy.policy import Offer
+from pina_flwr.secure_sum.wire import size_of, why
 
 OFFERED = Offer("skellam", 0.7, 1.0, 9, 8, 1, 20, 0.25, "12", 2, 2)
 

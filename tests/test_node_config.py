@@ -17,6 +17,8 @@ def test_reads_what_there_is() -> None:
     full = PLACE | {"policy": "~/p.toml", "ledger": "~/ledgers"}
     home = Path.home()
     assert parse_node_config(full) == NodeConfig(1, 3, str(home / "p.toml"), str(home / "ledgers"))
+    keys = PLACE | {"key-registry": "~/keys.toml", "signing-keys": "/keys"}
+    assert parse_node_config(keys) == NodeConfig(1, 3, "", "", str(home / "keys.toml"), "/keys")
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,10 @@ def test_reads_what_there_is() -> None:
         (PLACE | {"policy": "", "ledger": "l"}, "policy = '': must be a path"),
         (PLACE | {"policy": "p.toml", "ledger": " "}, "ledger = ' ': must be a path"),
         (PLACE | {"policy": "p.toml"}, "policy without ledger"),
+        (PLACE | {"key-registry": "k.toml"}, "key-registry and signing-keys: each needs the other"),
+        (PLACE | {"signing-keys": "keys"}, "key-registry and signing-keys: each needs the other"),
+        (PLACE | {"key-registry": "k.toml", "signing-keys": ""}, "signing-keys = '': must be a path"),
+        (PLACE | {"key-regist": "k.toml"}, "unknown option 'key-regist'; did you mean 'key-registry'?"),
     ],
 )
 def test_mistakes_are_one_line(values: dict[str, object], message: str) -> None:

@@ -104,7 +104,7 @@ class TestDeployment:
                 {"ledger": ""},
                 "ledger = '': must name a file that lasts, to count what earlier runs released",
             ),
-            ({}, "secure-sum = 'trusted': exists in simulation only, and no real protocol is there yet"),
+            ({}, "secure-sum = 'trusted': exists in simulation only; set 'secagg+'"),
         ],
         ids=str,
     )
@@ -114,7 +114,7 @@ class TestDeployment:
     ) -> None:
         private = {} if run == "private" else {"epsilon": math.inf}
         if run == "not" and options.keys() & {"noise_cohort_size", "ledger"}:
-            message = "secure-sum = 'trusted': exists in simulation only, and no real protocol is there yet"
+            message = "secure-sum = 'trusted': exists in simulation only; set 'secagg+'"
         c = config(**self.FIT | private | options)
         with pytest.raises(ConfigError) as raised:
             server.run(self.GRID, c, "1")
@@ -122,7 +122,7 @@ class TestDeployment:
         assert not Path(c.output).exists()
 
     def test_what_protects_is_let_through(self, config: Make) -> None:
-        real = dataclasses.replace(config(**self.FIT), secure_sum="of another issue")
+        real = config(**self.FIT, secure_sum="secagg+")
         server.refuse_deployment(self.GRID, real)
         with pytest.raises(ConfigError, match="ledger = ''"):
             server.refuse_deployment(self.GRID, dataclasses.replace(real, ledger=""))

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from scipy.special import bdtrc, pdtrc
 
-from pina_flwr.config import RunConfig
+from pina_flwr.config import ConfigError, RunConfig
 
 CHANCE_OF_LARGER = 1e-9  # that a Poisson sample is larger than the encoding has room for
 MOST_TRIALS = 2**30
+ALONE_OF_DELTA = 1e-3  # of δ that rounds with one user may add to it
 CHANCE_OF_MORE = 1e-3  # that a user would be sampled more often than the default cap allows
 
 
@@ -46,6 +47,30 @@ def participation_cap(config: RunConfig, stage: int) -> int:
     if stage == 1 and config.stage1 == "sketch":
         usual = 1
     return min(rounds, config.participation_cap or usual)
+
+
+def check_secure_sum(config: RunConfig, users: int, delta: float) -> None:
+    """Refuse a run whose cohorts are too small for SecAgg+.
+
+    A round of one user can't be summed securely. To drop it tells recipients that there was just one, which
+    no account of privacy has; so its chance over all rounds must be nothing beside δ.
+
+    Raises:
+        ConfigError: that chance is too large, or no threshold suits the cohorts.
+    """
+    if config.secure_sum != "secagg+":
+        return
+    q, rounds = config.sampling_rate, sum(planned_rounds(config))
+    alone = rounds * users * q * (1 - q) ** (users - 1)
+    if config.private and not alone <= ALONE_OF_DELTA * delta:
+        raise ConfigError(
+            f"sampling-rate = {q:g}: of {users} users, one alone is sampled in some round with chance "
+            f"{alone:.1g}; must be at most {ALONE_OF_DELTA * delta:.1g} (δ / 1000): set a higher rate"
+        )
+    try:
+        config.secagg.parameters(max(2, round(q * users)))
+    except ValueError as problem:
+        raise ConfigError(f"secure-sum = 'secagg+': {problem}") from None
 
 
 @dataclass(frozen=True)

@@ -44,11 +44,20 @@ from pina_flwr.privacy.tight import gaussian_counterpart, tight_epsilon
 
 log = logging.getLogger(__name__)
 
-TRUSTED = "The secure sum 'trusted' is an ideal functionality: nobody sees a single contribution."
+SECURE_SUM = {
+    "trusted": "The secure sum 'trusted' is an ideal functionality: nobody sees a single contribution.",
+    "secagg+": "SecAgg+ hides single contributions from a server that follows the protocol; against one that "
+    "swaps keys or lies about who survived, it takes signed sums (secagg-signed).",
+    "signed": "SecAgg+ with signed keys and survivors hides single contributions from a malicious server.",
+}
 FLOATS = "The noise is continuous Gaussian in floats. Attacks on floating-point arithmetic are not covered."
 FOLLOWS = (
     "The server is semi-honest: it follows the protocol. Clients check the parameters of every round, but "
     "neither who was sampled nor that the cohort is as large as the server says."
+)
+SIGNED = (
+    "Clients check the parameters of every round, and by signatures who takes part and survives, but not how "
+    "the cohort was sampled."
 )
 LOGS = "Diagnostics are logged without noise. ε covers the models, not these logs."
 
@@ -190,7 +199,8 @@ def caveats(subject: Subject) -> list[str]:
 
 
 def _trust(config: RunConfig) -> list[str]:
-    sentences = [TRUSTED, FOLLOWS]
+    signed = config.secagg_signed and config.secure_sum == "secagg+"
+    sentences = [SECURE_SUM["signed" if signed else config.secure_sum], SIGNED if signed else FOLLOWS]
     if config.colluding_share == 0:
         sentences.append("No client tells the server its share of the noise (colluding-share = 0).")
     else:

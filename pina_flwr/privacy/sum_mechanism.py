@@ -3,7 +3,8 @@
 Vectors of l2 norm at most S become integers mod 2^b (`encoding.py`). Each user adds its share of the noise,
 and the sum over the cohort carries at least σ = z·S a coordinate: Skellam noise (Agarwal et al. 2021), which
 adds up to itself, or discrete Gaussian (Kairouz et al. 2021). Continuous Gaussian noise in floats
-is there as a reference and for simulation; it is not exact under modular sums.
+is there as a reference and for simulation; it is not exact under modular sums. Without noise vectors stay
+floats too, unless the secure sum is one of integers.
 
 Dropout: a share is sized for the fewest survivors with whom the round counts, less those who collude
 (`cohort.Shares`). With `dropout-noise = "removable"` (XNoise, Jiang et al. 2024) the part that survivors
@@ -102,7 +103,9 @@ class SumMechanism(Protocol):
     def protect(
         self, vectors: Tensor, cohort: int, seed: object, entropy: Entropy, key: bytes = b""
     ) -> np.ndarray:
-        """The users' bounded vectors [users, d], added and noised: all that leaves a node.
+        """The bounded vectors [users, d] of some users, added and noised: all that leaves a node.
+
+        In a simulation with a trusted sum these are all of a node, with SecAgg+ it is one user.
 
         Args:
             cohort: users asked in this round, over all nodes.
@@ -249,7 +252,7 @@ def open_mechanism(config: RunConfig, step: str, z: float, users: int, shapes: S
     cohort, bound = config.sampling_rate * users, clip_norm_of(config, step)
     sum_std = z * bound * cohort / (config.noise_cohort_size or cohort)
     budget = Budget(config, sum_std, cohort)
-    if z == 0 or config.mechanism == "gaussian":
+    if config.mechanism == "gaussian" or (z == 0 and config.secure_sum == "trusted"):
         return FloatSum(budget, vector_size(config, step, shapes))
     clients = largest_cohort(users, config.sampling_rate)
     code = encoding_of(config, step, sum_std, clients, shapes)

@@ -72,6 +72,10 @@ class RoundRow:
     """Users whose vectors are in the secure sum; None if there was none."""
     refusals: dict[str, int] | None = None
     """Reasons for which clients refused, and for how many users."""
+    lost: dict[str, int] | None = None
+    """Users that vanished, by phase of the secure sum. Who vanished in the last one is in the sum."""
+    ignored: int = 0
+    """Messages that the secure sum ignored: late, double or not asked for."""
 
 
 class MetricsLog:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pina_flwr.client import SKETCHES
 from pina_flwr.config import ConfigError, RunConfig
-from pina_flwr.messages import EVALUATE, REVEAL, TRAIN, Task, pack, request, size_of, unpack
+from pina_flwr.messages import EVALUATE, REVEAL, TRAIN, Task, pack, request, unpack
 from pina_flwr.models.adapter import with_centroid
 from pina_flwr.models.backbone import Backbone
 from pina_flwr.normality import Aggregates, rule, rule_name
@@ -30,10 +30,12 @@ from pina_flwr.privacy.cohort import shares
 from pina_flwr.privacy.ledger import Entry, Ledger
 from pina_flwr.privacy.noise import KEY_BYTES, open_entropy
 from pina_flwr.privacy.plan import SECURE_SUMS, NoisePlan, charged, vector_size
-from pina_flwr.privacy.policy import Offer
+from pina_flwr.privacy.policy import REASONS, Offer
 from pina_flwr.privacy.sum_mechanism import IntegerSum, SumMechanism, open_mechanism, rotation_seed
-from pina_flwr.secure_sum.interface import SecureSum, SumResult, SumRound
+from pina_flwr.secure_sum.interface import SecureSum, SumResult, SumRound, Survivors
+from pina_flwr.secure_sum.session import Session
 from pina_flwr.secure_sum.trusted import refusal_in
+from pina_flwr.secure_sum.wire import bytes_of
 from pina_flwr.stage1.starts import FirstModels, Question, Start, open_start, sketch_mechanism
 from pina_flwr.strategies.diagnosis import Diagnosis, diagnose
 from pina_flwr.strategies.hosts import Hosts
@@ -47,7 +49,8 @@ class Outcome:
 
     stage: 1 or 2. cohort: users sampled. weights: factor w_i on each aggregate. noise_std: σ a coordinate
     on the mean. dropped: why the round was dropped, or empty. survivors: users in the secure sum. refusals:
-    reasons that clients gave, and for how many users. diagnosis: simulation only.
+    reasons that clients gave, and for how many users. lost: users that vanished, by phase of the secure sum.
+    ignored: messages that were late, double or not asked for. diagnosis: simulation only.
     """
 
     stage: int
@@ -61,6 +64,8 @@ class Outcome:
     bytes_down: int = 0
     survivors: int | None = None
     refusals: Mapping[str, int] = field(default_factory=dict)
+    lost: Mapping[str, int] = field(default_factory=dict)
+    ignored: int = 0
     diagnosis: Diagnosis | None = None
 
 
@@ -112,6 +117,7 @@ class ClusteredTraining(Strategy):
         self.sampler = Sampler(config, len(hosts))
         self._cohort: dict[int, list[int]] = {}
         self._question: Question | None = None
+        self._sum: SumResult | None = None
         self._outcome = Outcome(stage=0, round=0, cohort=0)
 
     # What strategies differ in ----------------------------------------------------------------------------
@@ -178,7 +184,6 @@ class ClusteredTraining(Strategy):
         task = Task(self._question.step, t, [], choose, self._question.arrays, self._offer(t, len(cohort)))
         self._cohort = self.hosts.by_node(cohort)
         requests = self._to_nodes(task, self._cohort, TRAIN, server_round)
-        self._note(bytes_down=sum(size_of(message.content) for message in requests))
         return requests
 
     def aggregate_train(
@@ -186,11 +191,11 @@ class ClusteredTraining(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The round's sum, divided by the expected cohort, goes into stage 1 or onto the cluster models.
 
+        replies: of a step without a secure sum, which has its own replies and has added them up already.
         Returns no arrays when the round is dropped.
         """
-        replies, (stage, t) = list(replies), self._stage(server_round)
-        self._note(bytes_up=sum(size_of(r.content) for r in replies if not r.has_error()))
-        answer = self._answer(replies)
+        stage, t = self._stage(server_round)
+        answer = self._answer(list(replies))
         if stage == 1:
             if answer is not None:
                 self.start_of_models.receive(t, answer)
@@ -253,7 +258,7 @@ class ClusteredTraining(Strategy):
         return Question("update", named)
 
     def _to_nodes(
-        self, task: Task, members: Mapping[int, list[int]], kind: str, round_: int
+        self, task: Task, members: Mapping[int, Sequence[int]], kind: str, round_: int
     ) -> list[Message]:
         """One message a node, with all of its users."""
         return [
@@ -261,47 +266,70 @@ class ClusteredTraining(Strategy):
         ]
 
     def _collect(self, grid: Grid, requests: list[Message], timeout: float) -> list[Message]:
+        """Replies of a step without a secure sum; a secure sum leaves its result in `_sum`."""
+        self._sum = None
         if not requests:
             return []
+        if self._step_name not in SECURE_SUMS:
+            replies = list(grid.send_and_receive(requests, timeout=timeout))
+            self._note(bytes_up=bytes_of(replies), bytes_down=bytes_of(requests))
+            return replies
+        result = self.secure_sum.run(grid, requests, self._sum_round(), timeout)
+        self._note(
+            bytes_up=result.bytes_up,
+            bytes_down=result.bytes_down,
+            survivors=result.survivors,
+            refusals=result.refusals,
+            lost=result.lost,
+            ignored=result.ignored,
+        )
+        self._sum = result
+        return []
+
+    @property
+    def _step_name(self) -> str:
         assert self._question is not None  # set by configure_train
-        if self._question.step not in SECURE_SUMS:
-            return list(grid.send_and_receive(requests, timeout=timeout))
-        return self.secure_sum.collect(grid, requests, self._sum_round(), timeout)
+        return self._question.step
 
     def _sum_round(self) -> SumRound:
-        mechanism, members = self._mechanism(), {node: len(users) for node, users in self._cohort.items()}
-        removable = self.config.dropout_noise == "removable" and mechanism.bits > 0
-        fewest = shares(self.config, self._outcome.cohort).survivors
-        reveal = self._ask_to_reveal if removable else None
-        return SumRound(mechanism.size, mechanism.bits, members, fewest, reveal)
+        mechanism = self._mechanism()
+        return SumRound(
+            Session(self.run, self._outcome.round),
+            mechanism.size,
+            mechanism.bits,
+            self._cohort,
+            fewest=shares(self.config, self._outcome.cohort).survivors,
+            reasons=REASONS,
+            reveal=self._ask_to_reveal if self._removable(mechanism) else None,
+        )
 
-    def _ask_to_reveal(self, survivors: list[int], vanished: int) -> list[Message]:
+    def _removable(self, mechanism: SumMechanism) -> bool:
+        return self.config.dropout_noise == "removable" and mechanism.bits > 0
+
+    def _ask_to_reveal(self, survivors: Survivors, vanished: int) -> list[Message]:
         """Ask nodes for the keys of the noise that was added in vain."""
         cohort = self._outcome.cohort
         if vanished >= cohort - shares(self.config, cohort).survivors:
             return []
         _, t = self._stage(self._outcome.round)
         task = Task(REVEAL, t, [], offer=self._offer(t, cohort), vanished=vanished)
-        asked = {node: users for node, users in self._cohort.items() if node in survivors}
-        return self._to_nodes(task, asked, TRAIN, self._outcome.round)
+        return self._to_nodes(task, survivors, TRAIN, self._outcome.round)
 
     def _answer(self, replies: list[Message]) -> np.ndarray | None:
         """The noisy mean over the expected cohort, or sketches; None, its reason noted, to drop the round."""
-        assert self._question is not None  # set by configure_train
-        if not self._cohort and (not self.config.private or self._question.step not in SECURE_SUMS):
+        protected = self._step_name in SECURE_SUMS
+        if not self._cohort and not (self.config.private and protected):
             self._note(dropped=NOBODY)
             return None
-        if self._question.step not in SECURE_SUMS:
+        if not protected:
             return self._sketches(replies)
         if not self._cohort:
             return self._noise_alone()
-        about = self._sum_round()
-        result = self.secure_sum.add(about, replies)
-        self._note(survivors=result.survivors, refusals=result.refusals)
-        if result.total is None:
-            self._note(dropped=result.reason)
+        assert self._sum is not None  # set by _collect
+        if self._sum.total is None:
+            self._note(dropped=self._sum.reason)
             return None
-        return self._mean(about, result)
+        return self._mean(self._sum)
 
     def _noise_alone(self) -> np.ndarray:
         """A round in which nobody was sampled: without noise it would tell that it was."""
@@ -315,16 +343,16 @@ class ClusteredTraining(Strategy):
         self._note(noise_std=mechanism.budget.mean_std(1, 1, 1))
         return mechanism.decode(total, seed) / self.expected_cohort
 
-    def _mean(self, about: SumRound, result: SumResult) -> np.ndarray:
+    def _mean(self, result: SumResult) -> np.ndarray:
         """The sum's result, decoded and divided by the expected cohort, float64 [D]."""
         assert self._question is not None  # set by configure_train
         assert result.total is not None  # else the round was dropped
         mechanism, (_, t) = self._mechanism(), self._stage(self._outcome.round)
         total, kept = result.total, result.survivors
-        if about.reveal is not None:
+        if self._removable(mechanism):
             assert isinstance(mechanism, IntegerSum)
-            total, kept = remove_excess(mechanism, about, result)
-        self._note(noise_std=mechanism.budget.mean_std(about.cohort, result.survivors, kept))
+            total, kept = remove_excess(mechanism, self._sum_round(), result)
+        self._note(noise_std=mechanism.budget.mean_std(self._outcome.cohort, result.survivors, kept))
         seed = rotation_seed(self.config, self._question.step, t)
         return mechanism.decode(total, seed) / self.expected_cohort
 
@@ -334,7 +362,7 @@ class ClusteredTraining(Strategy):
         most = {node: len(users) for node, users in self._cohort.items()}
         found = [(most.pop(r.metadata.src_node_id, 0), sketches_in(r, width)) for r in replies]
         rows = [part for users, part in found if part is not None and 0 < len(part) <= users]
-        refused = Counter(reason for r in replies if (reason := refusal_in(r)) is not None)
+        refused = Counter(reason for r in replies if (reason := refusal_in(r, REASONS)) is not None)
         self._note(refusals=dict(refused))
         if not rows:
             reasons = "".join(f"; clients refused: {reason}" for reason in refused)

@@ -70,6 +70,8 @@ class Recorder:
             dropped=o.dropped or None,
             survivors=o.survivors,
             refusals=dict(o.refusals) or None,
+            lost=dict(o.lost) or None,
+            ignored=o.ignored,
             **measured,  # type: ignore[arg-type]
         )
 
@@ -85,7 +87,8 @@ class Recorder:
         if row.refusals and not row.dropped:
             parts.append("refused: " + ", ".join(f"{why} ({n})" for why, n in row.refusals.items()))
         if row.survivors is not None and row.survivors < (row.cohort or 0) and not row.dropped:
-            parts.append(f"{(row.cohort or 0) - row.survivors} vanished")
+            phases = ", ".join(f"{n} in {phase}" for phase, n in (row.lost or {}).items())
+            parts.append(f"{(row.cohort or 0) - row.survivors} vanished" + (f" ({phases})" if phases else ""))
         if row.left_out:
             parts.append(f"left out, update not finite: {row.left_out}")
         if row.loss is not None:

@@ -23,21 +23,27 @@ def remove_excess(mechanism: IntegerSum, about: SumRound, result: SumResult) -> 
     vanished = about.cohort - result.survivors
     waiting = dict(about.members)
     for reply in result.revealed:
-        users = waiting.pop(reply.metadata.src_node_id, 0)
-        keys = _keys_in(reply, about.cohort - about.fewest - vanished)
-        if not users or not keys:
-            continue
-        for dropped, key in enumerate(keys, vanished + 1):
-            total -= mechanism.component(key, users, about.cohort, dropped)
-        excess -= users
+        most = len(waiting.pop(reply.metadata.src_node_id, ()))
+        for users, keys in _groups_in(reply, most, about.cohort - about.fewest - vanished):
+            for dropped, key in enumerate(keys, vanished + 1):
+                total -= mechanism.component(key, users, about.cohort, dropped)
+            excess -= users
     return total % (1 << mechanism.bits), excess
 
 
-def _keys_in(reply: Message, count: int) -> list[bytes]:
-    """The keys of `count` components that a reply holds; none if it holds anything else."""
+def _groups_in(reply: Message, most: int, count: int) -> list[tuple[int, list[bytes]]]:
+    """How many users added noise together, and the keys of its `count` components, for each such group.
+
+    None if the reply holds anything else, or more users than were asked.
+    """
     record = reply.content.config_records.get(KEYS)
-    keys = record.get("keys") if record is not None else None
-    if not isinstance(keys, list) or len(keys) != count:
+    if record is None or set(reply.content) != {KEYS}:
         return []
+    users, keys = record.get("users"), record.get("keys")
+    if not isinstance(users, list) or not isinstance(keys, list) or len(keys) != count * len(users):
+        return []
+    sizes = [size for size in users if type(size) is int and size >= 1]
     found = [key for key in keys if isinstance(key, bytes) and len(key) == KEY_BYTES]
-    return found if len(found) == count else []
+    if len(sizes) < len(users) or len(found) < len(keys) or sum(sizes) > most or not count:
+        return []
+    return [(size, found[i * count : (i + 1) * count]) for i, size in enumerate(sizes)]

@@ -1,17 +1,26 @@
 """Cohorts against binomial probabilities summed term by term, shares against exact fractions."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import pytest
+import scipy.stats
 
-from pina_flwr.config import RunConfig, parse
-from pina_flwr.privacy.cohort import largest_cohort, participation_cap, planned_rounds, shares
+from pina_flwr.config import ConfigError, RunConfig, parse
+from pina_flwr.privacy.cohort import (
+    check_secure_sum,
+    largest_cohort,
+    participation_cap,
+    planned_rounds,
+    shares,
+)
 
 
 def configured(**options: Any) -> RunConfig:
-    return parse({name.replace("_", "-"): value for name, value in options.items()})
+    usual = {"secure_sum": "trusted"}  # which adds vectors of every mechanism
+    return parse({name.replace("_", "-"): value for name, value in (usual | options).items()})
 
 
 def chance_of_more(k: int, n: int, q: float) -> float:
@@ -102,3 +111,33 @@ def test_no_cohort_no_shares(cohort: int) -> None:
 def test_the_largest_cohort_of_huge_deployments(users: int) -> None:
     """About 1,000 users a round: 6 standard deviations more, however many users there are."""
     assert 1_180 <= largest_cohort(users, 1000 / users) <= 1_210
+
+
+class TestCohortsForSecAgg:
+    """One user alone can't be summed securely, and to drop its round would tell."""
+
+    def secagg(self, **options: Any) -> RunConfig:
+        return configured(secure_sum="secagg+", **options)
+
+    def test_the_chance_of_one_alone_is_nothing_beside_delta(self) -> None:
+        config = self.secagg(num_users=60, sampling_rate=0.2, t_in=2, t_tr=8)
+        alone = 10 * scipy.stats.binom.pmf(1, 60, 0.2)
+        check_secure_sum(config, 60, delta=1001 * alone)
+        with pytest.raises(ConfigError, match=r"^sampling-rate = 0\.2: of 60 users, one alone is sampled"):
+            check_secure_sum(config, 60, delta=999 * alone)
+        check_secure_sum(replace(config, secure_sum="trusted"), 60, delta=0)
+        check_secure_sum(replace(config, epsilon=math.inf), 60, delta=0)
+
+    def test_with_everybody_in_each_round_there_is_none(self) -> None:
+        check_secure_sum(self.secagg(num_users=4, sampling_rate=1.0), 4, delta=1e-9)
+
+    def test_no_threshold_for_so_few(self) -> None:
+        config = self.secagg(num_users=4, sampling_rate=1.0, dropout_tolerance=0.3, colluding_share=0.3)
+        with pytest.raises(
+            ConfigError, match=r"^secure-sum = 'secagg\+': dropout = 0\.3, "
+        ):
+            check_secure_sum(config, 4, delta=0.1)
+
+    def test_the_default_run_is_fine(self) -> None:
+        config = self.secagg()
+        check_secure_sum(config, config.num_users, delta=config.num_users**-1.1)

@@ -15,7 +15,7 @@ from pina_flwr.privacy.guarantee import Subject, guarantee
 from pina_flwr.privacy.plan import plan, shapes_of
 
 USERS = 1000
-OPTIONS = {"num-users": USERS, "noise-cohort-size": 0, "sampling-rate": 0.1}
+OPTIONS = {"num-users": USERS, "noise-cohort-size": 0, "sampling-rate": 0.1, "secure-sum": "trusted"}
 
 
 def planned(**options):

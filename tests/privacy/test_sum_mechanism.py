@@ -39,6 +39,7 @@ MECHANISMS = [*INTEGERS, "gaussian"]
 
 def configured(**options: Any) -> RunConfig:
     usual = {"num_users": COHORT, "sampling_rate": 1.0, "noise_cohort_size": 0, "bits": 24}
+    usual |= {"secure_sum": "trusted"}
     return parse({name.replace("_", "-"): value for name, value in (usual | options).items()})
 
 
@@ -174,6 +175,20 @@ def test_without_noise_there_is_none() -> None:
     assert isinstance(found, FloatSum)
     assert found.budget.mean_std(24, 20, 24) == 0
     assert np.abs(noise_of_small(found)).max() < 1e-6
+
+
+@pytest.mark.parametrize("mechanism", INTEGERS)
+def test_without_noise_a_sum_of_integers_adds_what_rounding_leaves(mechanism: str) -> None:
+    """SecAgg+ adds integers only; a vector of each user by itself, or of a node, decodes to the same sum."""
+    found = opened(0.0, size=50, mechanism=mechanism, secure_sum="secagg+")
+    assert isinstance(found, IntegerSum)
+    assert found.budget.mean_std(24, 20, 24) == 0
+    step, vectors = 1 / found.encoding.scale, unit_vectors(3, 50)
+    assert step < 0.01
+    for parts in ([vectors], vectors.split(1)):
+        sent = [found.protect(part, 3, SEED, OSEntropy()) for part in parts]
+        error = summed(found, sent) - vectors.sum(dim=0).numpy()
+        assert 0 < np.linalg.norm(error) < 3 * step * math.sqrt(found.size)  # each number is under 1 off
 
 
 def noise_of_small(mechanism: SumMechanism) -> np.ndarray:

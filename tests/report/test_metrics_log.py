@@ -34,6 +34,8 @@ FULL = RoundRow(
     dropped=None,
     survivors=48,
     refusals={"budget spent": 1, "stale round": 1},
+    lost={"share": 1, "mask": 1},
+    ignored=4,
 )
 
 

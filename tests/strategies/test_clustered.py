@@ -296,7 +296,7 @@ class TestUpdatesThatAreNotFinite:
         assert left_out == [0, 0, len(users[0] | users[1] | users[2]), len(users[3])]
 
 
-SURVIVED = "7 of 14 users survived, 13 are needed"
+SURVIVED = "7 of 14 members survived, 13 are needed"
 BROKEN = SURVIVED + " (a node sent something else than {size} numbers)"
 FAULTS = {
     "lost": (lost, f"{SURVIVED}, the others sent no answer in time"),

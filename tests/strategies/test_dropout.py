@@ -118,7 +118,7 @@ class TestBeyondTolerance:
         c = config(**CROWD, t_tr=3)
         faults = both({2: lost}, {2: refused}, nodes=[[5], [7]])
         grid = run(c, NODES, intercept=faults)
-        reason = "10 of 12 users survived, 11 are needed (clients refused: budget spent)"
+        reason = "10 of 12 members survived, 11 are needed (clients refused: budget spent)"
         rows = rows_of(c)
         assert [row.dropped for row in rows] == [None, reason, None]
         assert rows[1].survivors == 10
@@ -134,7 +134,7 @@ class TestBeyondTolerance:
     def test_with_no_tolerance_one_is_too_many(self, config: Make) -> None:
         c = config(**CROWD, dropout_tolerance=0.0)
         run(c, NODES, intercept=by_round({1: lost}, nodes=[5]))
-        reason = "11 of 12 users survived, 12 are needed, the others sent no answer in time"
+        reason = "11 of 12 members survived, 12 are needed, the others sent no answer in time"
         assert [row.dropped for row in rows_of(c)] == [reason, None]
 
     def test_with_more_tolerance_more_may_vanish(self, config: Make) -> None:
@@ -197,11 +197,11 @@ class TestRefusal:
         configs = self.policies(tmp_path, list(range(NODES)), "max-rounds = 1")
         grid = LocalGrid(c, NODES, node_configs=configs)
         server.run(grid, c, "1")
-        reason = "0 of 12 users survived, 11 are needed (clients refused: too many rounds)"
+        reason = "0 of 12 members survived, 11 are needed (clients refused: too many rounds)"
         assert [row.dropped for row in rows_of(c)] == [None, reason]
         again = LocalGrid(c, NODES, node_configs=configs)
         with pytest.raises(
-            TrainingFailed, match="every round of stage 2 was dropped: 0 of 12 users survived"
+            TrainingFailed, match="every round of stage 2 was dropped: 0 of 12 members survived"
         ):
             server.run(again, c, "1")
 

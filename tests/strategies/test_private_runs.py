@@ -110,7 +110,7 @@ def _sketches(config: RunConfig, content: RecordDict, task: Task) -> ArrayRecord
 
 
 def _keys(config: RunConfig, content: RecordDict, task: Task) -> ConfigRecord:
-    """One for each component that was added in vain."""
+    """One for each component that was added in vain, by all users of the node together."""
     assert task.offer is not None
     keys = content.config_records[KEYS]["keys"]
     wanted = task.offer.cohort - task.offer.survivors - task.vanished
@@ -118,7 +118,7 @@ def _keys(config: RunConfig, content: RecordDict, task: Task) -> ConfigRecord:
         raise Leak("keys")
     assert all(isinstance(key, bytes) and len(key) == KEY_BYTES for key in keys)
     assert len(set(keys)) == len(keys)
-    return ConfigRecord({"keys": keys})  # type: ignore[dict-item]
+    return ConfigRecord({"keys": keys, "users": [len(task.users)]})  # type: ignore[dict-item]
 
 
 def _refusal(config: RunConfig, content: RecordDict, task: Task) -> ConfigRecord:

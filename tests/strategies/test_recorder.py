@@ -71,7 +71,17 @@ class TestDropout:
     def test_survivors(self, tmp_path: Path, flwr_log: pytest.LogCaptureFixture) -> None:
         _, (row,) = noted(tmp_path, Outcome(stage=2, round=1, cohort=10, survivors=9))
         assert (row.cohort, row.survivors, row.refusals, row.dropped) == (10, 9, None, None)
+        assert (row.lost, row.ignored) == (None, 0)
         assert "cohort 10 · 1 vanished" in flwr_log.text
+
+    def test_in_which_phases_they_were_lost(self, tmp_path: Path, flwr_log: pytest.LogCaptureFixture) -> None:
+        """Who is lost in the last one is in the sum already, and has not vanished."""
+        outcome = Outcome(
+            stage=2, round=1, cohort=10, survivors=7, lost={"share": 1, "mask": 2, "unmask": 4}, ignored=3
+        )
+        _, (row,) = noted(tmp_path, outcome)
+        assert (row.survivors, row.lost, row.ignored) == (7, {"share": 1, "mask": 2, "unmask": 4}, 3)
+        assert "cohort 10 · 3 vanished (1 in share, 2 in mask, 4 in unmask)" in flwr_log.text
 
     def test_nobody_vanished(self, tmp_path: Path, flwr_log: pytest.LogCaptureFixture) -> None:
         _, (row,) = noted(tmp_path, Outcome(stage=2, round=1, cohort=10, survivors=10))
@@ -87,7 +97,7 @@ class TestDropout:
     def test_of_a_dropped_round_the_reason_says_it(
         self, tmp_path: Path, flwr_log: pytest.LogCaptureFixture
     ) -> None:
-        dropped = "1 of 10 users survived, 9 are needed (clients refused: budget spent)"
+        dropped = "1 of 10 members survived, 9 are needed (clients refused: budget spent)"
         outcome = Outcome(
             stage=2, round=1, cohort=10, survivors=1, refusals={"budget spent": 9}, dropped=dropped
         )

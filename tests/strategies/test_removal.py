@@ -3,15 +3,15 @@
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from scipy import stats
-from support import by_round, lost, node_id, rows_of, run
+from support import Wire, by_round, lost, node_id, rows_of, run
 
 from pina_flwr.config import RunConfig, parse
 from pina_flwr.messages import KEYS, REVEAL, TRAIN, Task, request
@@ -19,7 +19,8 @@ from pina_flwr.privacy.cohort import shares
 from pina_flwr.privacy.noise import KEY_BYTES, OSEntropy
 from pina_flwr.privacy.plan import Shapes
 from pina_flwr.privacy.sum_mechanism import IntegerSum, component_key, open_mechanism
-from pina_flwr.secure_sum.interface import VECTOR, SumRound
+from pina_flwr.secure_sum.interface import REFUSAL, VECTOR, SumRound
+from pina_flwr.secure_sum.session import Session
 from pina_flwr.secure_sum.trusted import TrustedSum
 from pina_flwr.strategies.removal import remove_excess
 
@@ -32,55 +33,73 @@ TWENTY = (8, 1, 4, 2, 5)
 
 def opened(users: int, **options: Any) -> IntegerSum:
     """The mechanism of the private mean, at the default 20 bits."""
-    usual = {"num-users": users, "sampling-rate": 1.0, "noise-cohort-size": 0}
+    usual = {"num-users": users, "sampling-rate": 1.0, "noise-cohort-size": 0, "secure-sum": "trusted"}
     found = open_mechanism(parse(usual | options), "mean", STD, users, Shapes(SIZE, 1))
     assert isinstance(found, IntegerSum)
     return found
 
 
+def question(node: int) -> Message:
+    return request(RecordDict(), node, TRAIN, 1)
+
+
 def answer(node: int, content: RecordDict) -> Message:
-    return Message(content, reply_to=request(RecordDict(), node, TRAIN, 1))
+    return Message(content, reply_to=question(node))
 
 
-def revealed(node: int, keys: object) -> Message:
-    return answer(node, RecordDict({KEYS: ConfigRecord({"keys": keys})}))  # type: ignore[dict-item]
+def revealed(node: int, keys: object, users: object) -> Message:
+    record = ConfigRecord({"keys": keys, "users": users})  # type: ignore[dict-item]
+    return answer(node, RecordDict({KEYS: record}))
 
 
 @dataclass
 class Round:
     """One round, up to the server: some nodes vanished, the others sent their noise around zero vectors.
 
-    spread: users of each node. vanished: nodes. keys: of each node. vectors: what arrived.
+    groups: sizes of the groups that add noise together, for each node. vanished: nodes. keys: of each node,
+    one a group. vectors: what arrived.
     """
 
     mechanism: IntegerSum
-    spread: Sequence[int]
+    groups: Sequence[Sequence[int]]
     vanished: Sequence[int]
-    keys: Sequence[bytes]
+    keys: Sequence[Sequence[bytes]]
     vectors: Sequence[Message]
 
     @classmethod
-    def of(cls, spread: Sequence[int], vanished: Sequence[int], **options: Any) -> "Round":
+    def of(
+        cls, spread: Sequence[int], vanished: Sequence[int], apart: bool = False, **options: Any
+    ) -> "Round":
+        """spread: users of each node. apart: each adds its own noise, as with SecAgg+."""
         cohort = sum(spread)
-        found, keys = opened(cohort, **options), [os.urandom(KEY_BYTES) for _ in spread]
-        there = [(node, users) for node, users in enumerate(spread) if node not in vanished]
-        vectors = [
-            (node, found.protect(torch.zeros(users, SIZE), cohort, SEED, OSEntropy(), keys[node]))
-            for node, users in there
-        ]
-        sent = [answer(node, RecordDict({VECTOR: ArrayRecord([v])})) for node, v in vectors]
-        return cls(found, spread, vanished, keys, sent)
+        groups = [[1] * users if apart else [users] for users in spread]
+        found, keys = opened(cohort, **options), [[os.urandom(KEY_BYTES) for _ in own] for own in groups]
+
+        def sum_of(node: int) -> np.ndarray:
+            pairs = zip(groups[node], keys[node], strict=True)
+            parts = [found.protect(torch.zeros(n, SIZE), cohort, SEED, OSEntropy(), key) for n, key in pairs]
+            return np.asarray(np.sum(parts, axis=0, dtype=np.int64) % (1 << found.bits), np.uint32)
+
+        there = [node for node in range(len(spread)) if node not in vanished]
+        sent = [answer(node, RecordDict({VECTOR: ArrayRecord([sum_of(node)])})) for node in there]
+        return cls(found, groups, vanished, keys, sent)
 
     @classmethod
-    def of_twenty(cls, *vanished: int, **options: Any) -> "Round":
+    def of_twenty(cls, *vanished: int, apart: bool = False, **options: Any) -> "Round":
         """Twenty users on five nodes, of whom half may vanish, and removable noise."""
         usual = {"dropout-tolerance": 0.5, "dropout-noise": "removable"}
-        return cls.of(TWENTY, vanished, **(usual | options))
+        return cls.of(TWENTY, vanished, apart, **(usual | options))
+
+    @property
+    def spread(self) -> list[int]:
+        return [sum(own) for own in self.groups]
 
     @property
     def about(self) -> SumRound:
-        fewest = shares(self.mechanism.budget.config, sum(self.spread)).survivors
-        return SumRound(self.mechanism.size, self.mechanism.bits, dict(enumerate(self.spread)), fewest)
+        """Ids of members are 100 times their node's, and on."""
+        config, size, bits = self.mechanism.budget.config, self.mechanism.size, self.mechanism.bits
+        members = {node: [100 * node + i for i in range(n)] for node, n in enumerate(self.spread)}
+        return SumRound(Session("1", 1), size, bits, members, shares(config, sum(self.spread)).survivors)
 
     @property
     def components(self) -> range:
@@ -90,7 +109,11 @@ class Round:
 
     def reveals(self, node: int) -> Message:
         """What a node answers that follows the protocol."""
-        return revealed(node, [component_key(self.keys[node], k) for k in self.components])
+        return revealed(node, self.right(node), list(self.groups[node]))
+
+    def right(self, node: int) -> list[bytes]:
+        """The keys that such a node answers with."""
+        return [component_key(key, k) for key in self.keys[node] for k in self.components]
 
     def answers(self, *without: int) -> list[Message]:
         """Those of all nodes that are left but for some."""
@@ -98,7 +121,9 @@ class Round:
 
     def noise(self, answers: Sequence[Message]) -> tuple[np.ndarray, float]:
         """The noise on the sum after these answers, and σ as the server reports it."""
-        result = TrustedSum().add(self.about, [*self.vectors, *answers])
+        asked = replace(self.about, reveal=lambda survivors, vanished: [question(n) for n in survivors])
+        requests = [question(node) for node in self.about.members]
+        result = TrustedSum().run(Wire(list(self.vectors), list(answers)), requests, asked, 1.0)
         assert result.total is not None
         total, excess = remove_excess(self.mechanism, self.about, result)
         budget = self.mechanism.budget
@@ -142,6 +167,25 @@ def test_what_colluders_know_is_not_counted() -> None:
     assert said == pytest.approx(STD * math.sqrt(18 / 14))
 
 
+@pytest.mark.parametrize(("silent", "excess"), [((), 1.0), ((0,), 10 / 18 + 8 / 10)])
+def test_users_who_add_noise_apart(silent: tuple[int, ...], excess: float) -> None:
+    """Each has keys of its own; the sum is as if those of a node had added theirs together."""
+    found = Round.of_twenty(3, apart=True)
+    assert [len(own) for own in found.groups] == list(TWENTY)
+    noise, said = found.noise(found.answers(*silent))
+    assert within(noise, said)
+    assert said == pytest.approx(STD * math.sqrt(excess))
+
+
+def test_of_a_node_some_users_may_reveal() -> None:
+    """As where the others' vectors never came: those that are in the sum keep theirs, or don't."""
+    found = Round.of_twenty(apart=True)
+    some = revealed(0, found.right(0)[: 3 * len(found.components)], [1] * 3)
+    noise, said = found.noise([*found.answers(0), some])
+    assert within(noise, said)
+    assert said == pytest.approx(STD * math.sqrt(15 / 20 + 5 / 10))
+
+
 class TestWhoDoesNotReveal:
     def test_leaves_noise_in_excess_and_the_server_says_so(self) -> None:
         found = Round.of_twenty(3)  # 18 are left, 8 of them of node 0
@@ -167,20 +211,46 @@ class TestWrongAnswers:
 
     untouched = math.sqrt(12 / 20 + 8 / 10) * STD  # as if it had not answered
 
-    @pytest.mark.parametrize("kind", ["too few", "too many", "short", "text", "none", "no list", "empty"])
+    KINDS: ClassVar[dict[str, Callable[[list[bytes]], tuple[object, object]]]] = {
+        "too few": lambda right: (right[:-1], [8]),
+        "too many": lambda right: ([*right, bytes(KEY_BYTES)], [8]),
+        "short": lambda right: ([*right[:-1], right[-1][:-1]], [8]),
+        "text": lambda right: (["x" * KEY_BYTES] * len(right), [8]),
+        "none": lambda right: ([], [8]),
+        "no list": lambda right: (3, [8]),
+        "of nobody": lambda right: (right, []),
+        "of nobody, and none": lambda right: ([], []),
+        "of more users than it has": lambda right: (right, [9]),
+        "of more users in all": lambda right: (right * 2, [8, 1]),
+        "of a user too few": lambda right: (right, [0]),
+        "of minus one user": lambda right: (right * 2, [8, -1]),
+        "of users as text": lambda right: (right, ["8"]),
+        "of users as truth": lambda right: (right * 8, [True] * 8),
+        "of half a user": lambda right: (right, [7.5]),
+        "of no list of users": lambda right: (right, 8),
+        "of more groups than keys": lambda right: (right, [4, 4]),
+    }
+
+    @pytest.mark.parametrize("kind", KINDS)
     def test_that_are_none_remove_nothing(self, kind: str) -> None:
         found = Round.of_twenty()
-        right = [component_key(found.keys[0], k) for k in found.components]
-        keys = {
-            "too few": right[:-1],
-            "too many": [*right, bytes(KEY_BYTES)],
-            "short": [*right[:-1], right[-1][:-1]],
-            "text": ["x" * KEY_BYTES] * len(right),
-            "none": [],
-            "no list": 3,
+        self.check_untouched(found, revealed(0, *self.KINDS[kind](found.right(0))))
+
+    @pytest.mark.parametrize("kind", ["empty", "keys alone", "a refusal", "a vector beside", "an array"])
+    def test_other_records_remove_nothing(self, kind: str) -> None:
+        found = Round.of_twenty()
+        right, vector = found.reveals(0).content, ArrayRecord([np.zeros(found.mechanism.size, np.uint32)])
+        contents = {
+            "empty": RecordDict({KEYS: ConfigRecord()}),
+            "keys alone": RecordDict({KEYS: ConfigRecord({"keys": found.right(0)})}),
+            "a refusal": RecordDict({REFUSAL: ConfigRecord({"reason": "budget spent"})}),
+            "a vector beside": RecordDict({**right, VECTOR: vector}),
+            "an array": RecordDict({KEYS: vector}),
         }
-        empty = answer(0, RecordDict({KEYS: ConfigRecord()}))
-        noise, said = found.noise([*found.answers(0), empty if kind == "empty" else revealed(0, keys[kind])])
+        self.check_untouched(found, answer(0, contents[kind]))
+
+    def check_untouched(self, found: Round, reply: Message) -> None:
+        noise, said = found.noise([*found.answers(0), reply])
         assert within(noise, said)
         assert said == pytest.approx(self.untouched)
 
@@ -188,14 +258,13 @@ class TestWrongAnswers:
         """Subtracting what was never added is adding as much again."""
         found = Round.of_twenty()
         wrong = [component_key(os.urandom(KEY_BYTES), k) for k in found.components]
-        noise, _ = found.noise([*found.answers(0), revealed(0, wrong)])
+        noise, _ = found.noise([*found.answers(0), revealed(0, wrong, [8])])
         assert within(noise, math.sqrt(self.untouched**2 + STD**2 * (8 / 10 - 8 / 20)))
 
     def test_keys_in_another_order_take_away_nothing_that_is_needed(self) -> None:
         """Streams of one key and two variances are alike: some noise goes, of that in excess."""
         found = Round.of_twenty()
-        right = [component_key(found.keys[0], k) for k in found.components]
-        noise, _ = found.noise([*found.answers(0), revealed(0, right[::-1])])
+        noise, _ = found.noise([*found.answers(0), revealed(0, found.right(0)[::-1], [8])])
         assert noise.var() > STD**2 * stats.chi2.ppf(TINY_P, SIZE) / SIZE
         assert not np.array_equal(noise, found.noise(found.answers())[0])
 
@@ -231,6 +300,7 @@ def options_of(tolerance: float) -> Mapping[str, Any]:
         "strategy": "fedavg",
         "sampling_rate": 1.0,
         "diagnostics": False,
+        "secure_sum": "trusted",
         "t_tr": 3,
     }
 
@@ -246,7 +316,9 @@ def test_a_run_reports_what_is_left(config: Make) -> None:
     for e in questions:  # keys, as many as were not needed, and nothing else
         ((name, record),) = e.reply.content.items()
         assert name == KEYS
-        assert [len(cast("list[bytes]", keys)) for keys in record.values()] == [7 - e.task.vanished]
+        assert set(record) == {"keys", "users"}
+        assert len(cast("list[bytes]", record["keys"])) == 7 - e.task.vanished
+        assert record["users"] == [len(e.task.users)]
 
 
 def test_a_run_in_which_a_node_never_reveals(config: Make) -> None:
