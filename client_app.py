@@ -48,14 +48,14 @@ def train(message: Message, context: Context) -> Message:
     try:
         reply = client.train(node, Task.from_record(message.content), context.state)
     except Exception as problem:
-        raise _told(node, problem) from problem
+        if node.config.diagnostics:
+            raise
+        raise _told(problem) from None
     return Message(reply, reply_to=message)
 
 
-def _told(node: client.Node, problem: Exception) -> Exception:
+def _told(problem: Exception) -> RuntimeError:
     """What the server may know: Flower sends it an exception's text, which may hold numbers from data."""
-    if node.config.diagnostics:
-        return problem
     logging.getLogger("flwr").error("training failed", exc_info=problem)
     return RuntimeError(f"training failed ({type(problem).__name__})")
 
@@ -70,7 +70,9 @@ def secagg_side(context: Context) -> Side:
         except Declined:
             raise
         except Exception as problem:
-            raise _told(node, problem) from problem
+            if node.config.diagnostics:
+                raise
+            raise _told(problem) from None
 
     once = Once(Path(node.ledger) / "secure-sums") if node.ledger else None
     return Side(node.config.secagg, vectors, node.identity, once)
