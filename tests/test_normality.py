@@ -182,7 +182,8 @@ class TestRuleOfARound:
     means = of([3, 4, 0], [0, 0, 1])
 
     def factors(self, normality: str, round_: int, **options: object) -> tuple[np.ndarray, float]:
-        values = {"t-no": 2, "server-lr-no": 4.0, "server-lr": 16.0, "normality": normality} | options
+        values = {"t-no": 2, "server-lr-no": 4.0, "server-lr": 16.0, "normality": normality}
+        values |= {"secure-sum": "trusted"} | options
         scale, rate = rule(parse(values), round_)
         aggregates = Aggregates(self.means.means, 0.0, np.array([0.5, 0.25]))
         return scale(aggregates), rate

@@ -83,7 +83,7 @@ def test_finds_well_separated_directions_under_noise(z: float, cohort: int, kind
     """Noise of z on the sum over 400 users, seven iterations, four restarts: four groups in 64 dimensions."""
     directions, truth = groups(400, 4, 64, 0.6)
     options = {"mechanism": kind, "noise-cohort-size": cohort, "kmeans-restarts": 4, "dropout-tolerance": 0.0}
-    config = parse({"num-users": 400, "sampling-rate": 1.0} | options)
+    config = parse({"num-users": 400, "sampling-rate": 1.0, "secure-sum": "trusted"} | options)
     assert shares(config, 400).honest == 400
     mechanism = open_mechanism(config, "lloyd", z, 400, Shapes(sketch=64, adapter=64))
     centroids, best = random_directions(1, "restarts", 16, 64).reshape(4, 4, 64), 0

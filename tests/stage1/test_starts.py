@@ -13,6 +13,7 @@ H = 8
 
 def start(**options: object) -> Start:
     usual = {"t-in": 3, "kmeans-restarts": 2, "clusters": 3, "epsilon": math.inf, "sketch-size": 4}
+    usual["secure-sum"] = "trusted"
     return open_start(parse(usual | {k.replace("_", "-"): v for k, v in options.items()}), H)
 
 
