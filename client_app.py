@@ -1,20 +1,28 @@
-"""The ClientApp: hands each message to the node's side of the method (pina_flwr/client.py)."""
+"""The ClientApp: hands each message to the node's side of the method (pina_flwr/client.py).
+
+That module loads torch, which takes seconds. A deployed node starts a process for every message, so it is
+imported by those that need it only: most phases of a secure sum don't.
+"""
+
+from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import ConfigRecord, ConfigRecordValues, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from pina_flwr import client
 from pina_flwr.config import ConfigError, parse
+from pina_flwr.host import open_host
 from pina_flwr.messages import CONFIG, Task
 from pina_flwr.secure_sum.members import Declined, Side, mount
-from pina_flwr.secure_sum.once import Once
 from pina_flwr.secure_sum.session import Terms
+
+if TYPE_CHECKING:
+    from pina_flwr import client
 
 logging.getLogger("flwr").propagate = False  # a library sets up the root logger, which would print all twice
 for library in ("huggingface_hub", "httpx"):
@@ -24,7 +32,9 @@ app = ClientApp()
 
 
 def open_node(context: Context) -> client.Node:
-    """The node that the message is for."""
+    """The node that the message is for, with its data and its backbone."""
+    from pina_flwr import client
+
     return client.open_node(parse(context.run_config), context.node_config, str(context.run_id))
 
 
@@ -44,6 +54,8 @@ def who(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """A step of stage 1 or of stage 2."""
+    from pina_flwr import client
+
     node = open_node(context)
     try:
         reply = client.train(node, Task.from_record(message.content), context.state)
@@ -62,9 +74,12 @@ def _told(problem: Exception) -> RuntimeError:
 
 def secagg_side(context: Context) -> Side:
     """What this app brings to SecAgg+: a step's vectors, each user's by itself."""
-    node = open_node(context)
+    host = open_host(parse(context.run_config), context.node_config, str(context.run_id))
 
     def vectors(request: RecordDict, members: Sequence[int], terms: Terms) -> NDArray[np.uint32]:
+        from pina_flwr import client
+
+        node = open_node(context)
         try:
             return client.contribute(node, request, members, terms, context.state)
         except Declined:
@@ -74,8 +89,7 @@ def secagg_side(context: Context) -> Side:
                 raise
             raise _told(problem) from None
 
-    once = Once(Path(node.ledger) / "secure-sums") if node.ledger else None
-    return Side(node.config.secagg, vectors, node.identity, once)
+    return Side(host.config.secagg, vectors, host.identity, host.once)
 
 
 mount(app, secagg_side)
@@ -84,5 +98,7 @@ mount(app, secagg_side)
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Diagnostics of a simulation."""
+    from pina_flwr import client
+
     node = open_node(context)
     return Message(client.evaluate(node, Task.from_record(message.content), context.state), reply_to=message)

@@ -18,20 +18,20 @@ from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pina_flwr.config import ConfigError, RunConfig
+from pina_flwr.config import RunConfig
+from pina_flwr.host import load_keys, open_host
 from pina_flwr.messages import KEYS, REVEAL, Task, pack, unpack
-from pina_flwr.node_config import NodeConfig, parse_node_config
 from pina_flwr.normality import rule_name
 from pina_flwr.privacy.admission import admit, check_arrays
 from pina_flwr.privacy.clipping import ROUNDING, clip
 from pina_flwr.privacy.noise import KEY_BYTES, Entropy, open_entropy
 from pina_flwr.privacy.plan import NoisePlan, Shapes, plan
-from pina_flwr.privacy.policy import Policy, Refusal, load_policy
+from pina_flwr.privacy.policy import Policy, Refusal
 from pina_flwr.privacy.sum_mechanism import SumMechanism, component_key, open_mechanism, rotation_seed
 from pina_flwr.privacy.user_ledger import FileLedger, StateLedger, UserLedger
 from pina_flwr.secure_sum.interface import REFUSAL, VECTOR
 from pina_flwr.secure_sum.members import Declined, survivors_of
-from pina_flwr.secure_sum.registry import Identity, load_identity
+from pina_flwr.secure_sum.registry import Identity
 from pina_flwr.secure_sum.session import Session, Terms
 from pina_flwr.stage1.directions import centred, unit
 from pina_flwr.stage1.dp_kmeans import contributions, nearest
@@ -101,56 +101,10 @@ def open_node(config: RunConfig, node_config: Mapping[str, object], run: str) ->
     Raises:
         ConfigError: the data, the backbone or the node's configuration is not usable.
     """
-    where = parse_node_config(node_config)
-    policy = _policy(where.policy) if where.policy else None
-    if policy or where.ledger:
-        _check_run(config, policy)
-    if config.secagg_signed != bool(where.key_registry):
-        raise ConfigError(
-            f"secagg-signed = {str(config.secagg_signed).lower()}: node-config must have key-registry and "
-            "signing-keys if and only if it is true"
-        )
-    node = Node(open_workbench(config), where.partition, where.partitions, run, policy, where.ledger)
-    return replace(node, identity=_identity(where, node.users)) if where.key_registry else node
-
-
-def _policy(path: str) -> Policy:
-    """The policy; what is wrong with it is for the node's owner alone."""
-    try:
-        return load_policy(path)
-    except ConfigError as mistake:
-        log.error("error: %s", mistake)
-        raise ConfigError("node-config: a node's policy can't be used; its log says why") from None
-
-
-def _identity(where: NodeConfig, users: Sequence[int]) -> Identity:
-    """The keys of this node's users; what is wrong with them is for the node's owner alone."""
-    try:
-        return load_identity(where.key_registry, where.signing_keys, users)
-    except ValueError as mistake:
-        log.error("error: %s", mistake)
-        raise ConfigError("node-config: a node's keys can't be used; its log says why") from None
-
-
-def _check_run(config: RunConfig, policy: Policy | None) -> None:
-    """Refuse a run whose options would void what the node's owner asks for; they come from the server."""
-    rules = [
-        (
-            not config.diagnostics,
-            "diagnostics = true: a node with a policy or a ledger tells nothing about its users",
-        ),
-        (
-            not config.reproducible_noise or policy is None,
-            "reproducible-noise = true: a node with a policy keeps its noise secret",
-        ),
-        (
-            policy is None or config.secure_sum in policy.secure_sums,
-            f"secure-sum = {config.secure_sum!r}: a node's policy does not accept it",
-        ),
-    ]
-    for holds, message in rules:
-        if not holds:
-            raise ConfigError(message)
+    host = open_host(config, node_config, run)
+    bench, where = open_workbench(config), host.where
+    node = Node(bench, where.partition, where.partitions, run, host.policy, where.ledger)
+    return replace(node, identity=load_keys(where, node.users)) if where.key_registry else node
 
 
 def train(node: Node, task: Task, state: RecordDict) -> RecordDict:

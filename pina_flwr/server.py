@@ -43,6 +43,7 @@ def main(grid: Grid, values: Mapping[str, Any], run_id: int) -> None:
 
     Raises:
         ConfigError: the configuration is wrong. Flower marks a run as failed only if the ServerApp raises.
+        TrainingFailed: training came to nothing.
     """
     log.propagate = False  # a library sets up the root logger, which would print every line again
     log.addFilter(_without_traceback)
@@ -50,6 +51,9 @@ def main(grid: Grid, values: Mapping[str, Any], run_id: int) -> None:
         run(grid, parse(values), str(run_id))
     except ConfigError as mistake:
         log.error("error: %s", mistake)
+        raise
+    except TrainingFailed as failure:
+        log.error("training failed: %s", failure)
         raise
 
 

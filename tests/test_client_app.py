@@ -30,3 +30,31 @@ def test_lines_are_printed_once_and_libraries_keep_quiet() -> None:
     assert printed.count("heard") == 1
     assert "Retrying" not in printed
     assert "HTTP Request" not in printed
+
+
+LIGHT = """
+import sys
+import client_app
+from flwr.app import Context, RecordDict
+from pina_flwr.config import RunConfig, to_dict
+from pina_flwr.secure_sum.members import answer
+from pina_flwr.secure_sum.session import Session
+from pina_flwr.secure_sum.wire import ADVERTISE, ARRAYS, HEADER, Header, pack
+
+header = Header(Session("1", 1), ADVERTISE, [0], {}).to_record()
+content = RecordDict({HEADER: header, ARRAYS: pack({})})
+node = {"partition-id": 0, "num-partitions": 4}
+context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config=to_dict(RunConfig()))
+reply = answer(ADVERTISE, content, context, client_app.secagg_side(context))
+assert list(Header.from_record(reply).members) == [0]
+print(*[name for name in ("torch", "sklearn", "transformers", "datasets") if name in sys.modules])
+"""
+
+
+def test_phases_that_train_nothing_load_no_torch() -> None:
+    """A deployed node starts a process for each; torch alone would take them seconds."""
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT], cwd=root, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr

@@ -374,13 +374,15 @@ class TestLedger:
         assert not (Path(c.output) / "summary.json").exists()
 
 
-def test_clients_know_the_run_by_flowers_id(config: Make) -> None:
+def test_clients_know_the_run_by_flowers_id(config: Make, flwr_log: pytest.LogCaptureFixture) -> None:
     """A round of another run is none of theirs; what `main` hands on is what the ClientApp is told."""
     c = config(strategy="fedavg", noise_multiplier=1.0)
     server.main(LocalGrid(c, 2), to_dict(c), 1)
     assert not any(row.dropped for row in rows_of(c))
     with pytest.raises(TrainingFailed, match="clients refused: parameters differ from the run's"):
-        server.run(LocalGrid(c, 2), c, "2")
+        server.main(LocalGrid(c, 2), to_dict(c), 2)
+    last = flwr_log.records[-1].getMessage()  # Flower does not say what was raised
+    assert last.startswith("training failed: every round of stage 2 was dropped: ")
 
 
 def test_strict_json(tmp_path: Path) -> None:

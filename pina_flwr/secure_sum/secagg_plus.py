@@ -238,6 +238,10 @@ class _Exchange:
                 continue
             del asked[node]
             found |= answered
+        if asked:
+            self.problems[
+                f"{len(asked)} of {len(messages)} nodes did not answer {phase} within {timeout:.0f} s"
+            ] += 1
         self.lost[phase] += len(members) - len(found)
         return found
 

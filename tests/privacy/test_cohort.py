@@ -133,9 +133,7 @@ class TestCohortsForSecAgg:
 
     def test_no_threshold_for_so_few(self) -> None:
         config = self.secagg(num_users=4, sampling_rate=1.0, dropout_tolerance=0.3, colluding_share=0.3)
-        with pytest.raises(
-            ConfigError, match=r"^secure-sum = 'secagg\+': dropout = 0\.3, "
-        ):
+        with pytest.raises(ConfigError, match=r"^secure-sum = 'secagg\+': dropout = 0\.3, "):
             check_secure_sum(config, 4, delta=0.1)
 
     def test_the_default_run_is_fine(self) -> None:

@@ -135,6 +135,12 @@ class TestAsTrusted:
         assert np.array_equal(ours.total, trusted.total)
 
 
+def silent(nodes: int, of: int, phase: str) -> str:
+    """What is said of nodes that were lost, of 10^6 s in all."""
+    seconds = 625000 if phase == "mask" else 125000
+    return f"{nodes} of {of} nodes did not answer {phase} within {seconds} s"
+
+
 class TestThreshold:
     """Of the other 9 each of 10 members needs 6: 3 may vanish, in whatever phase, and no more."""
 
@@ -162,7 +168,7 @@ class TestThreshold:
         sums = trial(nodes=10, rules=self.RULES, fewest=9, change=losing(phase, [0, 1]))
         result = sums.run()
         assert result.total is None
-        assert result.reason == "8 of 10 members were left, 9 are needed"
+        assert result.reason == f"8 of 10 members were left, 9 are needed ({silent(2, 10, phase)})"
         assert result.survivors == (8 if phase == "mask" else 0)
         assert sums.phases()[-1] == phase
 
@@ -228,7 +234,8 @@ class TestGivenUp:
         """Making vectors takes time, and of a privacy budget."""
         sums = trial(nodes=20, rules=Rules(neighbours=4, threshold=4), change=losing("share", [7]))
         result = sums.run()
-        assert result.reason == "a member has too few neighbours left to unmask the sum"
+        why = "a member has too few neighbours left to unmask the sum"
+        assert result.reason == f"{why} ({silent(1, 20, 'share')})"
         assert sums.phases() == ["advertise", "share"]
 
     def test_tells_what_nodes_tell(self) -> None:
@@ -406,7 +413,8 @@ class TestForged:
 
         monkeypatch.setattr(secagg_plus, "remove_masks", with_low_order)
         sums = trial(nodes=6, rules=Rules(0.2, neighbours=6), change=losing("mask", [0]))
-        assert sums.run().reason == "a member advertised a key that is none"
+        why = "a member advertised a key that is none"
+        assert sums.run().reason == f"{why} ({silent(1, 6, 'mask')})"
 
 
 class TestShares:
@@ -439,7 +447,8 @@ class TestShares:
     def test_or_the_sum_is_given_up(self, liars: list[int], lost: list[int]) -> None:
         sums, result = self.lying(liars, lost)
         if result.total is None:
-            assert result.reason == "shares of a member do not fit what it advertised"
+            why = "shares of a member do not fit what it advertised"
+            assert result.reason == (f"{why} ({silent(len(lost), 8, 'unmask')})" if lost else why)
         else:
             assert is_exact(sums, result, range(8))
         assert result.total is None or len(liars) + len(lost) <= 3
@@ -447,7 +456,8 @@ class TestShares:
     def test_one_share_too_few(self) -> None:
         _, result = self.lying([], lost=range(4))
         assert result.total is None
-        assert result.reason == "too few members were left to unmask the sum"
+        why = "too few members were left to unmask the sum"
+        assert result.reason == f"{why} ({silent(4, 8, 'unmask')})"
         assert result.survivors == 8
 
     def test_one_too_few_never_decode(self, monkeypatch: pytest.MonkeyPatch) -> None:
