@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pina_flwr.secure_sum.session import Rules
+from pina_flwr.secure_sum.shamir import MOST_HOLDERS
 
 STRATEGIES = ("pina", "pina-ri", "fedavg", "ifca", "oracle")
 STAGE1 = ("dp-kmeans", "sketch", "random")
@@ -166,7 +167,10 @@ class RunConfig:
         choices=SECURE_SUMS,
     )
     secagg_neighbours: int = option(
-        0, "k, neighbours of each user in SecAgg+, even (0: the fewest that fail with chance 2^-40)", low=0
+        0,
+        "k, neighbours of each user in SecAgg+, even (0: the fewest that fail with chance 2^-40)",
+        low=0,
+        high=MOST_HOLDERS - 1,
     )
     secagg_threshold: int = option(
         0, "t, neighbours that can unmask a user together (0: derived; needs secagg-neighbours)", low=0
@@ -181,7 +185,12 @@ class RunConfig:
     device: str = option("auto", "'auto', 'cpu', 'cuda', 'cuda:1', …")
     cache_gib: float = option(2.0, "memory for frozen activations per process, GiB", low=0, high=1e6)
     cache_dir: str = option("", "folder that keeps frozen activations between runs (empty: memory only)")
-    round_timeout: float = option(1800.0, "seconds after which a round is given up", above=0, high=1e7)
+    round_timeout: float = option(
+        1800.0,
+        "seconds after which a round is given up; SecAgg+ gives phases that train nothing an eighth of it",
+        above=0,
+        high=1e7,
+    )
 
     @property
     def private(self) -> bool:
@@ -328,6 +337,10 @@ def _check_together(c: RunConfig) -> None:
             f"t-in = {c.t_in}: stage1 = '{c.stage1}' with sketch-centre = '{c.sketch_centre}' needs at least "
             f"{1 + (c.sketch_centre == 'private')}",
         ),
+        (
+            c.secure_sum == "secagg+" or not c.secagg_signed,
+            f"secagg-signed = true: signs what secure-sum = {c.secure_sum!r} does not have; set 'secagg+'",
+        ),
         (bool(c.user_column) or c.num_users >= 1, f"num-users = {c.num_users}: must be at least 1"),
         (
             bool(c.user_column) or c.images_per_user >= 1,
@@ -349,6 +362,10 @@ def _check_together(c: RunConfig) -> None:
     for holds, message in rules:
         if not holds:
             raise ConfigError(message)
+    try:
+        _ = c.secagg
+    except ValueError as problem:
+        raise ConfigError(f"secagg-{problem}") from None
     if c.secure_sum == "secagg+":
         _check_secagg(c)
 
@@ -373,7 +390,3 @@ def _check_secagg(c: RunConfig) -> None:
     for holds, message in rules:
         if not holds:
             raise ConfigError(message)
-    try:
-        _ = c.secagg
-    except ValueError as problem:
-        raise ConfigError(f"secagg-{problem}") from None

@@ -47,8 +47,9 @@ class Host:
 
     @property
     def once(self) -> Once | None:
-        """Lasting memory of what was answered, beside the ledger."""
-        return Once(Path(self.where.ledger) / "secure-sums") if self.where.ledger else None
+        """Lasting memory of what was answered, beside the ledger, which nodes may share."""
+        folder = Path(self.where.ledger) / "secure-sums" / f"{self.where.partition}-{self.where.partitions}"
+        return Once(folder) if self.where.ledger else None
 
 
 def open_host(config: RunConfig, node_config: Mapping[str, object], run: str) -> Host:
@@ -59,7 +60,7 @@ def open_host(config: RunConfig, node_config: Mapping[str, object], run: str) ->
     """
     where = parse_node_config(node_config)
     policy = _policy(where.policy) if where.policy else None
-    if policy or where.ledger:
+    if policy or where.ledger or where.key_registry:
         _check_run(config, policy)
     if config.secagg_signed != bool(where.key_registry):
         raise ConfigError(
@@ -102,7 +103,7 @@ def _check_run(config: RunConfig, policy: Policy | None) -> None:
     rules = [
         (
             not config.diagnostics,
-            "diagnostics = true: a node with a policy or a ledger tells nothing about its users",
+            "diagnostics = true: a node with policy, ledger or key-registry tells nothing about its users",
         ),
         (
             not config.reproducible_noise or policy is None,

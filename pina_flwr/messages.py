@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, ConfigRecordValues, Message, Mes
 
 from pina_flwr.privacy.policy import Offer
 from pina_flwr.secure_sum.wire import pack as pack  # one format for all messages
+from pina_flwr.secure_sum.wire import plain as plain
 from pina_flwr.secure_sum.wire import why as why
 
 ARRAYS, CONFIG, OFFER = "arrays", "config", "offer"

@@ -35,6 +35,7 @@ from pina_flwr.strategies.recorder import Recorder
 
 log = logging.getLogger("flwr")
 RELEASES = "releases.jsonl"  # the ledger of one run, in its output folder
+LEAST_TIMEOUT = 80  # seconds for a round of real nodes
 WIDTH = 100  # columns of the summary, which goes through a log without a terminal
 
 
@@ -121,6 +122,11 @@ def refuse_deployment(grid: Grid, config: RunConfig) -> None:
         (
             bool(config.ledger) or not config.private,
             "ledger = '': must name a file that lasts, to count what earlier runs released",
+        ),
+        (
+            config.round_timeout >= LEAST_TIMEOUT,
+            f"round-timeout = {config.round_timeout:g}: leaves {config.round_timeout / 8:g} s for a phase of "
+            f"the secure sum, in which nodes start a process; must be at least {LEAST_TIMEOUT}",
         ),
         (
             config.secure_sum != "trusted",

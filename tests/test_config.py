@@ -323,6 +323,19 @@ def test_unknown_options(key: str, message: str) -> None:
             {"secagg_signed": True, "secagg_neighbours": 10},
             "secagg-neighbours = 10: signed sums have all members as neighbours; set 0",
         ),
+        (
+            {"secagg_signed": True, "secure_sum": "trusted"},
+            "secagg-signed = true: signs what secure-sum = 'trusted' does not have; set 'secagg+'",
+        ),
+        (
+            {"secagg_neighbours": 7} | {"secure_sum": "trusted"},
+            "secagg-neighbours = 7: must be even (0: derived)",
+        ),
+        (
+            {"secagg_neighbours": 4, "secagg_threshold": 1, "secure_sum": "trusted"},
+            "secagg-threshold = 1: must be above half of neighbours = 4, and at most 4",
+        ),
+        ({"secagg_neighbours": 65536}, "secagg-neighbours = 65536: must be at most 65534"),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], message: str) -> None:

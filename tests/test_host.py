@@ -9,7 +9,7 @@ from support import tiny
 
 from pina_flwr import host
 from pina_flwr.client import open_node
-from pina_flwr.config import RunConfig
+from pina_flwr.config import ConfigError, RunConfig
 from pina_flwr.host import open_host
 
 
@@ -32,9 +32,25 @@ class TestUsers:
         assert list(open_host(natural, place, "1").users) == [1, 3, 5]
 
 
+@pytest.mark.parametrize("secure_sum", ["secagg+", "trusted"])
+def test_who_signs_is_in_no_simulation(tmp_path: Path, secure_sum: str) -> None:
+    """The run's configuration comes from the server's side; it can't turn off what signatures are for."""
+    place = {"partition-id": 0, "num-partitions": 2, "key-registry": "r.toml", "signing-keys": "keys"}
+    with pytest.raises(ConfigError, match=r"^diagnostics = true: "):
+        open_host(tiny(secure_sum="secagg+", secagg_signed=True), place, "1")
+    with pytest.raises(ConfigError, match=r"^secagg-signed = "):
+        open_host(tiny(secure_sum=secure_sum, diagnostics=False), place, "1")
+    with pytest.raises(ConfigError, match=r"^secagg-signed = true: signs what secure-sum = 'trusted'"):
+        tiny(secure_sum="trusted", secagg_signed=True)
+
+
 def test_once_lies_beside_the_ledger(tmp_path: Path) -> None:
     place: dict[str, object] = {"partition-id": 0, "num-partitions": 1}
     assert open_host(tiny(diagnostics=False), place, "1").once is None
     once = open_host(tiny(diagnostics=False), place | {"ledger": str(tmp_path)}, "1").once
     assert once is not None
-    assert once.folder == tmp_path / "secure-sums"
+    assert once.folder.is_relative_to(tmp_path / "secure-sums")
+    shared = {"ledger": str(tmp_path)}
+    places = ({"partition-id": i, "num-partitions": 2} | shared for i in range(2))
+    found = [open_host(tiny(diagnostics=False), place, "1").once for place in places]
+    assert found[0] != found[1]  # nodes may share a folder: a user has a ledger of its own there

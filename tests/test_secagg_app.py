@@ -774,6 +774,13 @@ class TestPolicy:
             assert list(header.refused) == ([] if answers else ["stale round"])
         assert self.entries(tmp_path, 0) == [(2, 1)]
 
+    def test_nodes_may_share_a_folder(self, config: Make, sums: Sums, tmp_path: Path) -> None:
+        shared = {i: place(i, ledger=tmp_path / "ledger") for i in range(NODES)}
+        c = config(**CROWD, diagnostics=False)
+        run(c, NODES, node_configs=shared)
+        assert [row.dropped for row in rows_of(c)] == [None] * len(rows_of(c))
+        sums.check({})
+
     def test_of_which_sum_it_is_asks_the_policy_too(self, config: Make, tmp_path: Path) -> None:
         """By default it accepts SecAgg+ alone."""
         only = self.configs(tmp_path, [0], "secure-sums = ['trusted']")

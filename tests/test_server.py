@@ -105,6 +105,11 @@ class TestDeployment:
                 "ledger = '': must name a file that lasts, to count what earlier runs released",
             ),
             ({}, "secure-sum = 'trusted': exists in simulation only; set 'secagg+'"),
+            (
+                {"round_timeout": 60.0},
+                "round-timeout = 60: leaves 7.5 s for a phase of the secure sum, in which nodes start a "
+                "process; must be at least 80",
+            ),
         ],
         ids=str,
     )

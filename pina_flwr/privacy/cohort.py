@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from scipy.special import bdtrc, pdtrc
 
 from pina_flwr.config import ConfigError, RunConfig
+from pina_flwr.secure_sum.parameters import FAILURE, failures
 
 CHANCE_OF_LARGER = 1e-9  # that a Poisson sample is larger than the encoding has room for
 MOST_TRIALS = 2**30
@@ -71,6 +72,27 @@ def check_secure_sum(config: RunConfig, users: int, delta: float) -> None:
         config.secagg.parameters(max(2, round(q * users)))
     except ValueError as problem:
         raise ConfigError(f"secure-sum = 'secagg+': {problem}") from None
+    if config.secagg_neighbours and config.private:
+        _check_by_hand(config, users)
+
+
+def _check_by_hand(config: RunConfig, users: int) -> None:
+    """Refuse k and t with which those who collude, as `colluding-share` has them, may see single users.
+
+    Looked at are the usual cohort and those 5 standard deviations off, as the chance falls or rises with it.
+    """
+    usual = config.sampling_rate * users
+    spread = 5 * math.sqrt(usual * (1 - config.sampling_rate))
+    for cohort in sorted({min(users, max(2, round(usual + off))) for off in (-spread, 0, spread)}):
+        parameters = config.secagg.parameters(cohort)
+        found = failures(parameters, cohort, config.dropout_tolerance, config.colluding_share)
+        # Without colluders nobody is exposed, and a split sum is stuck.
+        if config.colluding_share and (chance := min(1.0, found.exposed + found.split)) > FAILURE:
+            given = f"secagg-neighbours = {parameters.neighbours}, secagg-threshold = {parameters.threshold}"
+            raise ConfigError(
+                f"{given}: with colluding-share = {config.colluding_share} a cohort of {cohort} may be seen "
+                f"through with chance {chance:.1g}; must be at most 2^-40: set higher ones, or 0"
+            )
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ server could have both shares of a member.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -39,7 +40,10 @@ class Once:
             fcntl.flock(file, fcntl.LOCK_EX)
             if session.round <= _round_in(os.pread(file, 2 * DIGITS, 0), self.folder / name):
                 return False
-            os.pwrite(file, b"%0*d" % (DIGITS, session.round), 0)
+            if os.pwrite(file, b"%0*d" % (DIGITS, session.round), 0) != DIGITS:
+                raise OSError(
+                    errno.ENOSPC, "what was answered is written in part only", str(self.folder / name)
+                )
             os.fsync(file)
             self._sync()
         finally:

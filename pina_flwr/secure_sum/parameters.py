@@ -50,6 +50,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pina_flwr.secure_sum.graph import check_degree
+from pina_flwr.secure_sum.shamir import MOST_HOLDERS
 
 FAILURE = 2.0**-40
 FEW = 10  # members up to which all are neighbours: it costs nothing, and leaves room for losses beyond D
@@ -92,7 +93,7 @@ def choose(members: int, dropout: float, corrupted: float, failure: float = FAIL
         return everybody
     n, dropped, colluding = members, *_counts(members, dropout, corrupted)
     k = 2
-    while k < n - 1:
+    while k < min(n - 1, MOST_HOLDERS):
         # A threshold needs 2t - k >= x and k - t + 1 >= y, so there is one if and only if k >= x + 2y - 2.
         # x and y never fall as k grows, so a k below the least that they ask for now can be skipped.
         vanish, collude = n * _tails(n - 1, dropped, k), n * _tails(n - 1, colluding, k)
@@ -104,17 +105,24 @@ def choose(members: int, dropout: float, corrupted: float, failure: float = FAIL
         if split <= failure and (x := _first(collude + split <= failure)) + 2 * y - 2 <= k:
             return Parameters(k, (k + x + 1) // 2)
         k += 2
+    if k < n - 1:
+        raise ValueError(
+            f"dropout = {dropout}, corrupted = {corrupted}: of {n} members each would need over "
+            f"{MOST_HOLDERS} neighbours; must be lower"
+        )
     return everybody
 
 
 def complete(members: int, dropout: float, corrupted: float) -> Parameters:
-    """k = n - 1 and the lowest threshold for it, with which nothing can go wrong while the rates hold.
+    """k = n - 1 and the lowest threshold for it, with which nobody is exposed while the rates hold.
 
-    2t > k + c, so that nobody is exposed. n - 1 - D >= t others survive (k - t + 1 > D), so nobody is stuck.
-    Then n - D >= t + 1 >= `agreement`: survivors are always enough to agree, too.
+    2t > k + c, so that nobody is exposed. Nobody is stuck while n - 1 - D >= t others survive, and then n - D
+    >= t + 1 >= `agreement`: survivors are enough to agree, too. That holds if c + 2D <= n - 2. Rates that
+    sum up to less than 1 (the dropped counted twice) may break that for some n by rounding (of 10 members at
+    .3 and .3); there one loss fewer than D is sure to be borne. Nothing else depends on D.
 
     Raises:
-        ValueError: bad numbers, or c + 2D > n - 2, so that there is no such threshold.
+        ValueError: bad numbers, or rates that leave no room for a threshold.
     """
     dropped, colluding = _counts(members, dropout, corrupted)
     rates = f"dropout = {dropout}, corrupted = {corrupted}: of {members} members"
@@ -122,7 +130,8 @@ def complete(members: int, dropout: float, corrupted: float) -> Parameters:
         raise ValueError(
             f"{rates} {colluding} may be corrupted, must be at most {members - 2} (if none drop)"
         )
-    if (most := (members - 2 - colluding) // 2) < dropped:
+    most = (members - 2 - colluding) // 2
+    if most < dropped and 2 * dropout + corrupted >= 1:
         raise ValueError(
             f"{rates} {dropped} may drop, must be at most {most} while {colluding} are corrupted"
         )

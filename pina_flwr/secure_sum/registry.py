@@ -141,14 +141,18 @@ def new_key_file(folder: str | Path, member: int) -> str:
     Raises:
         ValueError: there is one already, or it can't be written.
     """
+    if not 0 <= member <= LARGEST_ID:
+        raise ValueError(f"member {member}: must be from 0 to {LARGEST_ID}")
     path, key = key_file(folder, member), Ed25519PrivateKey.generate()
     form = (pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600, exist_ok=False)
         path.write_bytes(key.private_bytes(*form))
-    except FileExistsError as problem:
-        raise ValueError(f"{problem.filename}: exists already; must be free, as no key is replaced") from None
+    except FileExistsError:
+        if path.parent.is_dir():
+            raise ValueError(f"{path}: exists already; must be free, as no key is replaced") from None
+        raise ValueError(f"{path.parent}: is no folder; must be one, or free") from None
     except OSError as problem:
         raise ValueError(f"{path}: {problem.strerror}; must be a file that can be made") from None
     return f'{member} = "{base64.b64encode(key.public_key().public_bytes_raw()).decode()}"'

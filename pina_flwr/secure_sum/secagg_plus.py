@@ -335,10 +335,10 @@ def _advertise(rules: Rules, exchange: _Exchange) -> _Members:
     try:
         parameters = rules.parameters(len(found))
         signers = agreement(len(found), rules.corrupted) if rules.signed else 1
+        k, t = parameters.neighbours, parameters.threshold
+        terms = Terms(about.session, about.size, about.bits, len(found), k, t, about.fewest)
     except ValueError as problem:
         raise GivenUp(str(problem)) from None
-    k, t = parameters.neighbours, parameters.threshold
-    terms = Terms(about.session, about.size, about.bits, len(found), k, t, about.fewest)
     ids = np.array(sorted(found), np.int64)
     hosted = exchange.by_node(ids.tolist())
     public, signatures = (np.array([found[i][part] for i in ids.tolist()], np.uint8) for part in (0, 1))

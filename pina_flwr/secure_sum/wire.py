@@ -121,8 +121,15 @@ def bytes_of(messages: Iterable[Message]) -> int:
 
 
 def why(reply: Message) -> str:
-    """The reason that an error reply gives, on one line (Flower's may hold several)."""
-    return " ".join((reply.error.reason or f"error code {reply.error.code}").split())[:LONGEST_REASON]
+    """The reason that an error reply gives, not too long, as `plain` text."""
+    return plain((reply.error.reason or f"error code {reply.error.code}")[: 4 * LONGEST_REASON])[
+        :LONGEST_REASON
+    ]
+
+
+def plain(text: str) -> str:
+    """What a node wrote, for logs and terminals: one line, nothing that steers a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.serverapp import Grid
 
 from pina_flwr.config import ConfigError
-from pina_flwr.messages import CONFIG, WHO, request, why
+from pina_flwr.messages import CONFIG, WHO, plain, request, why
 
 POLL_SECONDS = 0.2
 
@@ -74,7 +74,7 @@ def _ask(grid: Grid, nodes: Sequence[int], deadline: float) -> dict[int, ConfigR
             raise ConfigError(f"node {reply.metadata.src_node_id}: failed at start ({why(reply)})")
         answer = reply.content.config_records[CONFIG]
         if "error" in answer:
-            raise ConfigError(str(answer["error"]))
+            raise ConfigError(plain(str(answer["error"])))
         answers[reply.metadata.src_node_id] = answer
     if missing := set(nodes) - set(answers):
         raise ConfigError(f"round-timeout: {len(missing)} of {len(nodes)} nodes did not answer in time")

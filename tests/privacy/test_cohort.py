@@ -132,9 +132,29 @@ class TestCohortsForSecAgg:
         check_secure_sum(self.secagg(num_users=4, sampling_rate=1.0), 4, delta=1e-9)
 
     def test_no_threshold_for_so_few(self) -> None:
-        config = self.secagg(num_users=4, sampling_rate=1.0, dropout_tolerance=0.3, colluding_share=0.3)
-        with pytest.raises(ConfigError, match=r"^secure-sum = 'secagg\+': dropout = 0\.3, "):
-            check_secure_sum(config, 4, delta=0.1)
+        config = self.secagg(num_users=2, sampling_rate=1.0, dropout_tolerance=0.1, colluding_share=0.6)
+        with pytest.raises(ConfigError, match=r"^secure-sum = 'secagg\+': dropout = 0\.1, corrupted = 0\.6"):
+            check_secure_sum(config, 2, delta=0.1)
+
+    def test_numbers_by_hand_must_hold_out_against_those_who_collude(self) -> None:
+        few = {"num_users": 200, "sampling_rate": 0.3, "secagg_neighbours": 4, "secagg_threshold": 3}
+        config = self.secagg(**few, colluding_share=0.3)
+        with pytest.raises(
+            ConfigError, match=r"^secagg-neighbours = 4, secagg-threshold = 3: .*2\^-40"
+        ) as raised:
+            check_secure_sum(config, 200, delta=0.1)
+        assert len(str(raised.value).splitlines()) == 1
+        check_secure_sum(replace(config, colluding_share=0.0), 200, delta=0.1)  # 2t - k = 2 must collude
+        check_secure_sum(replace(config, epsilon=math.inf), 200, delta=0.1)  # a run that promises nothing
+        derived = replace(config, secagg_neighbours=0, secagg_threshold=0)
+        usual = derived.secagg.parameters(60)
+        check_secure_sum(derived, 200, delta=0.1)
+        with pytest.raises(ConfigError, match="a cohort of 92 "):  # enough for 60 users, too few for more
+            check_secure_sum(
+                replace(config, secagg_neighbours=usual.neighbours, secagg_threshold=usual.threshold),
+                200,
+                delta=0.1,
+            )
 
     def test_the_default_run_is_fine(self) -> None:
         config = self.secagg()

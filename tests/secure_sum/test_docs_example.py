@@ -1,6 +1,9 @@
 """The example of docs/secure-sum.md works as it stands, and is as short as the page says."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,3 +37,24 @@ def test_it_is_short() -> None:
     lines = [line for line in example().splitlines() if line.strip()]
     assert len(lines) <= 30
     assert "pina_flwr" not in re.sub(r"pina_flwr\.secure_sum", "", example())
+
+
+RUN = """
+from flwr.simulation import run_simulation
+run_simulation(server_app, client_app, num_supernodes=10)
+"""
+
+
+def test_it_runs_in_flower(tmp_path: Path) -> None:
+    """Where nodes register while the ServerApp already runs."""
+    (tmp_path / "example.py").write_text(example() + RUN, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "example.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(PAGE.parents[1]), "FLWR_HOME": str(tmp_path / "flwr")},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert "[45 45 45 45] 10 \n" in done.stdout, done.stderr[-2000:]

@@ -234,3 +234,25 @@ class TestAgreement:
                     signers[said] += list(reply.members)
             assert len(signers[SURVIVED]) + len(signers[VANISHED]) == 4 + 2  # each once, but who colludes
             assert not all(len(found) >= needed for found in signers.values())
+
+
+class TestAgreementAgainstColluders:
+    """10 members, 2 may collude: T = 7 signatures, where 6 would do without them."""
+
+    RULES = Rules(corrupted=0.2, signed=True)
+
+    def test_takes_more_signatures(self) -> None:
+        assert (agreement(10, 0.2), agreement(10, 0.0)) == (7, 6)
+        few = Server(self.RULES, members=10).play(ADVERTISE, SHARE, MASK)
+        few.play(AGREE, nodes=range(6))
+        assert few.refused(UNMASK, 0, few.request(UNMASK, 0)) == "too few members"
+        enough = Server(self.RULES, members=10).play(ADVERTISE, SHARE, MASK)
+        enough.play(AGREE, nodes=range(7)).play(UNMASK, nodes=range(7))
+        assert list(Header.from_record(enough.replies[UNMASK, 0]).members) == enough.own(0)
+
+    def test_takes_more_survivors(self) -> None:
+        few = Server(self.RULES, members=10).play(ADVERTISE, SHARE).play(MASK, nodes=range(6))
+        assert few.refused(AGREE, 0, few.request(AGREE, 0)) == "too few members"
+        enough = Server(self.RULES, members=10).play(ADVERTISE, SHARE).play(MASK, nodes=range(7))
+        enough.play(AGREE, nodes=range(7)).play(UNMASK, nodes=range(7))
+        assert list(Header.from_record(enough.replies[UNMASK, 0]).members) == enough.own(0)

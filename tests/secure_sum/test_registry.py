@@ -283,9 +283,13 @@ class TestNewKeyFile:
 
     def test_where_there_can_be_no_file(self, tmp_path: Path) -> None:
         written(tmp_path / "file", b"")
-        with pytest.raises(ValueError, match="must be free") as raised:
+        with pytest.raises(ValueError, match="is no folder; must be one, or free") as raised:
             new_key_file(tmp_path / "file", 3)
         one_line(raised, tmp_path / "file")
+        for member in (-1, LARGEST_ID + 1):
+            with pytest.raises(ValueError, match=f"^member {member}: must be from 0 to {LARGEST_ID}$"):
+                new_key_file(tmp_path / "fresh", member)
+        assert not (tmp_path / "fresh").exists()
         with pytest.raises(ValueError, match="must be a file that can be made") as raised:
             new_key_file(tmp_path / "file" / "more", 3)
         one_line(raised, tmp_path / "file" / "more" / "member-3.pem")

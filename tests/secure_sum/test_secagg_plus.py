@@ -248,6 +248,15 @@ class TestGivenUp:
         result = sums.run()
         assert result.reason == "1 of 4 members were left, 2 are needed (a node failed: Exception: no memory)"
 
+    def test_but_nothing_that_steers_a_terminal(self) -> None:
+        sums = trial(nodes=4)
+        evil = "\x1b]0;owned\x07\x1b[2J\u202eevil" + "x" * 5000
+        sums.change = lambda phase, request, reply: [failed(reply, request, evil)]
+        reason = sums.run().reason
+        assert reason.isprintable()
+        assert "?]0;owned??[2J?evil" in reason
+        assert len(reason) < 500
+
     def test_names_a_few_of_many_problems(self) -> None:
         sums = trial(nodes=9)
         sums.change = lambda phase, request, reply: [
