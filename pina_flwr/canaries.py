@@ -115,6 +115,7 @@ class Audit:
             "images-per-user": 1,
             "diagnostics": False,
             "secure-sum": "trusted",
+            "secagg-signed": False,
         }
         found = cls(parse(to_dict(config) | changed))
         scored = int(found.scored.sum()) * rounds

@@ -272,7 +272,7 @@ class TestHarness:
         given = parse({"noise-multiplier": Z, "dropout-tolerance": 0.2, "secagg-signed": True})
         assert given.secure_sum == "secagg+"
         found = Audit.of(given, 100, 10)
-        trusted = Audit.of(options(dropout_tolerance=0.2, secagg_signed=True), 100, 10)
+        trusted = Audit.of(options(dropout_tolerance=0.2), 100, 10)
         assert found.config.secure_sum == "trusted"
         assert found == trusted
         assert found.run(DELTA).holds

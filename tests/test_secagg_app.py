@@ -776,7 +776,7 @@ class TestPolicy:
 
     def test_nodes_may_share_a_folder(self, config: Make, sums: Sums, tmp_path: Path) -> None:
         shared = {i: place(i, ledger=tmp_path / "ledger") for i in range(NODES)}
-        c = config(**CROWD, diagnostics=False)
+        c = config(**CROWD | {"diagnostics": False})
         run(c, NODES, node_configs=shared)
         assert [row.dropped for row in rows_of(c)] == [None] * len(rows_of(c))
         sums.check({})
@@ -1073,8 +1073,14 @@ class TestSigned:
         ({"dropout_tolerance": 0.5}, "dropout-tolerance = 0.5, colluding-share = 0.0: twice the first"),
         ({"secure_sum": "secagg"}, "secure-sum = 'secagg': must be one of secagg+, trusted"),
         (
-            {"dropout_tolerance": 0.49, "sampling_rate": 0.25, "noise_multiplier": 0.0, "epsilon": math.inf},
-            "secure-sum = 'secagg+': dropout = 0.49",
+            {
+                "dropout_tolerance": 0.0,
+                "colluding_share": 0.9,
+                "sampling_rate": 0.25,
+                "noise_multiplier": 0.0,
+                "epsilon": math.inf,
+            },
+            "secure-sum = 'secagg+': dropout = 0.0, corrupted = 0.9: of 3 members 2 may be corrupted",
         ),
         ({"sampling_rate": 0.25}, "sampling-rate = 0.25: of 12 users, one alone is sampled in some round"),
     ],
