@@ -317,10 +317,12 @@ class _Model:
 
 def _check_claim(config: RunConfig) -> None:
     """Refuse a run without a finite ε, which nothing could refute."""
-    if config.strategy == "ifca":
-        raise ConfigError("strategy = 'ifca': is never private, so there is no claim to audit")
     if not config.private:
         raise ConfigError("epsilon = inf: no noise is added, so there is no claim to audit; set epsilon")
+    if config.local_updates:
+        raise ConfigError(
+            f"strategy = {config.strategy!r}: users send by themselves; sums are what is audited"
+        )
     if config.reproducible_noise:
         raise ConfigError("reproducible-noise = true: protects nobody, so there is no claim to audit")
 

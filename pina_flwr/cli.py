@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -20,6 +20,10 @@ from pina_flwr.runner.output import LOG, prepared
 from pina_flwr.runner.overrides import Scalar, absolute_paths, check_known, parse_overrides
 from pina_flwr.runner.progress import ProgressBar
 from pina_flwr.runner.superlink import INTERRUPTED
+
+if TYPE_CHECKING:
+    from pina_flwr.compare.grid import Cell
+    from pina_flwr.compare.results import Comparison
 
 FAILURE = 1
 MISTAKE = 2
@@ -39,6 +43,13 @@ Options = Annotated[
         help="Set options of a run. Repeatable; later ones win.",
     ),
 ]
+Nodes = Annotated[
+    int | None, typer.Option(min=1, help="SuperNodes to simulate. Default: one for each two CPUs.")
+]
+AppFolder = Annotated[
+    Path | None,
+    typer.Option("--app", help="Folder of the app. Default: this one, or the one pina is installed from."),
+]
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -53,18 +64,11 @@ def pina() -> None:
 @app.command()
 def run(
     config: Options = None,
-    nodes: Annotated[
-        int | None, typer.Option(min=1, help="SuperNodes to simulate. Default: one for each two CPUs.")
-    ] = None,
+    nodes: Nodes = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder for the results. Default: the option output.")
     ] = None,
-    app_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--app", help="Folder of the app. Default: this one, or the one pina is installed from."
-        ),
-    ] = None,
+    app_dir: AppFolder = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results in that folder.")] = False,
 ) -> None:
     """Simulate a federated run on this machine and wait for its end.
@@ -76,6 +80,50 @@ def run(
         status = _run(config or [], nodes, output, app_dir, overwrite)
     except ConfigError as error:
         status = _fail(str(error), MISTAKE)
+    raise typer.Exit(status)
+
+
+@app.command()
+def compare(
+    matrices: Annotated[
+        list[Path],
+        typer.Argument(metavar="MATRIX.toml…", help="What to compare; see pina_flwr/compare/matrix.py."),
+    ],
+    config: Options = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder for cells and results. Default: runs/compare/NAME OF MATRIX."),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Run the cells of this row only. Repeatable.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the cells and how far they are.")] = False,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Write tables and figures of the cells there are; run none.")
+    ] = False,
+    nodes: Nodes = None,
+    app_dir: AppFolder = None,
+) -> None:
+    """Run matrices of strategies, ε and seeds, and write tables and figures over the seeds.
+
+    Options of -c lie over the presets and under the rows. Started again, it goes on where it was: cells that
+    are done with the same options stay. Exit status: 0 if all cells are done, 1 if some failed, 2 after a
+    mistake, which is found before anything runs, 130 or 143 if stopped by a signal.
+    """
+    try:
+        if dry_run and report_only:
+            raise ConfigError("--dry-run: must be left out with --report-only, which writes")
+        comparisons, wanted, source = _read(matrices, config or [], output, only or [], app_dir)
+        if dry_run:
+            status = _list_cells(comparisons, wanted)
+        elif report_only:
+            status = _report_only(comparisons, wanted)
+        else:
+            status = _compare(comparisons, wanted, source, nodes)
+    except ConfigError as error:
+        status = _fail(str(error), MISTAKE)
+    except OSError as error:
+        status = _fail(str(error), FAILURE)
     raise typer.Exit(status)
 
 
@@ -182,6 +230,87 @@ def _run(
                 interrupted=lambda: bool(caught),
             )
         return _report(result, target, caught)
+
+
+def _read(
+    matrices: Sequence[Path],
+    config: Sequence[str],
+    output: Path | None,
+    only: Sequence[str],
+    app_dir: Path | None,
+) -> tuple[Sequence[Comparison], Callable[[Cell], bool], Path]:
+    """What to compare, which of its cells, and the app that runs them."""
+    from pina_flwr.compare.comparison import read_all, selection
+
+    source = find_app(app_dir)
+    defaults = run_config(source)
+    extra = parse_overrides(config, defaults)
+    comparisons = read_all(matrices, defaults, extra, output, Path.cwd())
+    return comparisons, selection(comparisons, only), source
+
+
+def _compare(
+    comparisons: Sequence[Comparison], wanted: Callable[[Cell], bool], source: Path, nodes: int | None
+) -> int:
+    from pina_flwr.compare.comparison import compare, locked
+    from pina_flwr.compare.made_with import made_with
+
+    with locked(comparisons), _signals_caught() as caught:
+        simulation = size.measure(nodes)
+
+        def run_one(cell: Cell, folder: Path, tick: Callable[[], None]) -> RunResult:
+            return run_app(
+                source,
+                cell.overrides,
+                folder,
+                simulation,
+                on_line=lambda _line: None,  # it is in the cell's run.log
+                on_wait=tick,
+                interrupted=lambda: bool(caught),
+            )
+
+        compare(
+            comparisons,
+            wanted,
+            run_one,
+            versions=lambda: made_with(source, simulation),
+            stopped=lambda: bool(caught),
+            console=Console(),
+        )
+        return _report_cells(comparisons, wanted, caught)
+
+
+def _report_only(comparisons: Sequence[Comparison], wanted: Callable[[Cell], bool]) -> int:
+    from pina_flwr.compare.comparison import report
+
+    report(comparisons)
+    _report_cells(comparisons, wanted, caught=[])
+    return 0
+
+
+def _list_cells(comparisons: Sequence[Comparison], wanted: Callable[[Cell], bool]) -> int:
+    for comparison in comparisons:
+        typer.echo(f"{comparison.matrix.path} in {comparison.folder}:")
+        for cell in filter(wanted, comparison.cells):
+            typer.echo(f"  {cell}: {comparison.status(cell)}")
+    return 0
+
+
+def _report_cells(
+    comparisons: Sequence[Comparison], wanted: Callable[[Cell], bool], caught: Sequence[int]
+) -> int:
+    """Say how the comparisons ended; the exit status."""
+    from pina_flwr.compare.cells import State
+
+    states = [c.status(cell).state for c in comparisons for cell in c.cells if wanted(cell)]
+    done, failed = states.count(State.DONE), states.count(State.FAILED)
+    folders = ", ".join(str(comparison.folder) for comparison in comparisons)
+    typer.echo(f"{done} of {len(states)} cells are done. Tables, figures and page.md are in {folders}.")
+    if caught and done + failed < len(states):
+        return _fail(f"stopped before its end by {signal.Signals(caught[0]).name}", SIGNAL_BASE + caught[0])
+    if failed:
+        return _fail(f"{failed} of {len(states)} cells failed; the next start tries them again", FAILURE)
+    return 0
 
 
 def _run_config(config: Sequence[str]) -> RunConfig:

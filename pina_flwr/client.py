@@ -35,6 +35,7 @@ from pina_flwr.secure_sum.registry import Identity
 from pina_flwr.secure_sum.session import Session, Terms
 from pina_flwr.stage1.directions import centred, unit
 from pina_flwr.stage1.dp_kmeans import contributions, nearest
+from pina_flwr.stage1.local_gaussian import LocalGaussian
 from pina_flwr.stage1.starts import sketch_mechanism
 from pina_flwr.training.workbench import Workbench, least, open_workbench
 
@@ -119,9 +120,9 @@ def train(node: Node, task: Task, state: RecordDict) -> RecordDict:
     if task.step == REVEAL:
         return reveal(node, task, state)
     try:
-        if task.step == "sketch":
+        if task.step in ROWS:
             _admit(node, task, state)
-            return sketch(node, task, state)
+            return RecordDict({SKETCHES: pack({"rows": ROWS[task.step](node, task, state)})})
         if node.config.secure_sum != "trusted":  # a vector that leaves without masks is nobody's to ask for
             raise Refusal("parameters differ from the run's")
         vectors = _vectors(node, task, state)
@@ -215,7 +216,7 @@ def lloyd(node: Node, task: Task, state: RecordDict) -> Tensor:
     return contributions(_directions(node, task), centroids)
 
 
-def sketch(node: Node, task: Task, state: RecordDict) -> RecordDict:
+def sketch(node: Node, task: Task, state: RecordDict) -> np.ndarray:
     """Stage 1 with local sketches: every user's, as the run's mechanism protects it, in random order."""
     _remember(node, task, state, node.workbench.stage1_deltas(task.users))
     deltas, draws = _centred(node, task), node.entropy(task)
@@ -223,8 +224,7 @@ def sketch(node: Node, task: Task, state: RecordDict) -> RecordDict:
     mechanism = sketch_mechanism(node.config, deltas.shape[1])
     assert task.offer is not None  # `admit` saw to it
     sketches = mechanism.release(deltas, task.offer.noise_multiplier, draws.generator("sketch"))
-    shuffled = sketches.numpy()[draws.generator("shuffle").permutation(len(sketches))]
-    return RecordDict({SKETCHES: pack({"rows": shuffled})})
+    return _shuffled(sketches, draws)
 
 
 def update(node: Node, task: Task, state: RecordDict) -> Tensor:
@@ -234,6 +234,34 @@ def update(node: Node, task: Task, state: RecordDict) -> Tensor:
     updates, choices = node.workbench.train(task.users, models, given, task.round)
     _remember(node, task, state, updates)
     return bound_update(node.config, updates, choices, len(models))
+
+
+def local_update(node: Node, task: Task, state: RecordDict) -> np.ndarray:
+    """Stage 2 under local DP: every user's bounded vector with noise N(0, (z·S)²) on each of its numbers.
+
+    A row hides the user's update and its cluster; rows are in random order. Float32 [users, D].
+    """
+    vectors, draws = update(node, task, state), node.entropy(task)
+    _check_one_each(vectors, task)
+    assert task.offer is not None  # `admit` saw to it
+    mechanism = LocalGaussian(node.config.clip_norm, normalise=False)
+    noisy = mechanism.release(vectors, task.offer.noise_multiplier, draws.generator("update"))
+    return _shuffled(noisy.float(), draws)
+
+
+def raw_update(node: Node, task: Task, state: RecordDict) -> np.ndarray:
+    """Stage 2 in the clear: every user's update as it is, float32 [users, d]; one not finite stays out."""
+    models = torch.from_numpy(task.arrays["models"])
+    updates, _ = node.workbench.train(task.users, models, choose(node, task, models), task.round)
+    _remember(node, task, state, updates)
+    rows: np.ndarray = updates[torch.isfinite(updates).all(dim=1)].numpy()
+    return rows
+
+
+def _shuffled(rows: Tensor, draws: Entropy) -> np.ndarray:
+    order = draws.generator("shuffle").permutation(len(rows))
+    shuffled: np.ndarray = rows.numpy()[order]
+    return shuffled
 
 
 def choose(node: Node, task: Task, models: Tensor) -> Tensor:
@@ -256,11 +284,11 @@ def bound_update(config: RunConfig, updates: Tensor, choices: Tensor, clusters: 
 
     The joint vector of a user has l2 norm at most S: with a count share κ, the update is clipped to S·√(1 -
     κ²) and the one-hot entry is S·κ. A user whose update is not finite contributes zeros. IFCA without
-    privacy clips nothing.
+    privacy clips nothing, unless SecAgg+ adds its vectors, which must be bounded for that.
     """
     counted = rule_name(config) == "count"
     share = config.count_share if counted else 0.0
-    free = config.strategy == "ifca"
+    free = config.traits.local_noise and not config.private and config.secure_sum == "trusted"
     bound = float("inf") if free else config.clip_norm * (1 - share**2) ** 0.5
     clipped, left_out = clip(updates, bound)
     present = (~left_out).float()
@@ -312,6 +340,14 @@ VECTORS: dict[str, Callable[[Node, Task, RecordDict], Tensor]] = {
     "update": update,
 }
 """Steps whose vectors go through the secure sum: each makes bounded vectors [users, D]."""
+
+
+ROWS: dict[str, Callable[[Node, Task, RecordDict], np.ndarray]] = {
+    "sketch": sketch,
+    "local-update": local_update,
+    "raw-update": raw_update,
+}
+"""Steps in which every user answers for itself: each makes rows, float32 [users, D]."""
 
 
 def _remember(node: Node, task: Task, state: RecordDict, updates: Tensor) -> None:

@@ -15,15 +15,17 @@ from typing import Any
 
 from pina_flwr.secure_sum.session import Rules
 from pina_flwr.secure_sum.shamir import MOST_HOLDERS
+from pina_flwr.traits import TRAITS, Traits, traits_of
 
-STRATEGIES = ("pina", "pina-ri", "fedavg", "ifca", "oracle")
+STRATEGIES = tuple(TRAITS)
 STAGE1 = ("dp-kmeans", "sketch", "random")
 SKETCHES = ("projection", "coordinates", "private-support", "paper")
 MECHANISMS = ("skellam", "discrete-gaussian", "gaussian")
-SECURE_SUMS = ("secagg+", "trusted")
+SECURE_SUMS = ("secagg+", "trusted", "none")
+SERVER_OPTIMIZERS = ("sgd", "momentum", "adam")
 DROPOUT_NOISE = ("provision", "removable")
+TEST_ON = ("test", "validation")
 NORMALITY = ("count", "paper", "paper-no-zeroing", "energy", "none")
-WITH_ONE_START = ("fedavg", "oracle")  # strategies whose models may start alike
 NEVER_EMPTY = ("output", "dataset", "backbone")
 LARGEST_INT = 2**63 - 1  # of TOML and of int64
 LARGEST_FLOAT = 3.4e38  # what float32 arithmetic can take
@@ -53,7 +55,7 @@ def option(
 class RunConfig:
     """All options of a run. `option` gives each its default, its meaning and its bounds."""
 
-    strategy: str = option("pina", "algorithm", choices=STRATEGIES)
+    strategy: str = option("pina", "algorithm: one of STRATEGIES, or a class as package.module:Class")
     seed: int = option(1, "data order and initialisation; never noise or keys", low=0)
     output: str = option("runs/latest", "folder that receives everything the run leaves")
 
@@ -74,11 +76,16 @@ class RunConfig:
     augment: int = option(
         1, "each user's training set times this, by random crop and flip (paper: 5)", low=1, high=1000
     )
+    test_on: str = option(
+        "test",
+        "images that accuracy is measured on; 'validation' holds out training images, to choose options by",
+        choices=TEST_ON,
+    )
     test_images: int = option(0, "test images used, each in every rotation (0: all)", low=0)
 
     backbone: str = option("tiny-vit", "'tiny-vit' (embedded), a Hugging Face id, or a local folder")
     image_size: int = option(0, "pixels a side fed to the backbone (0: its own size)", low=0, high=4096)
-    clusters: int = option(4, "C, cluster models (fedavg uses 1)", low=1, high=10000)
+    clusters: int = option(4, "C, cluster models (strategies with one model use 1)", low=1, high=10000)
     lora_rank: int = option(4, "LoRA rank r in stage 2", low=1, high=4096)
     lora_alpha: float = option(8.0, "LoRA alpha; updates are scaled by alpha / r", above=0)
     lora_targets: str = option("q,v", "attention projections with LoRA, of q, k, v, o, comma separated")
@@ -126,13 +133,32 @@ class RunConfig:
         5, "first stage-2 rounds in which users take their nearest centroid", low=0
     )
     local_epochs: int = option(5, "E, local epochs in stage 2", low=1)
+    local_epochs_least: int = option(
+        0, "each user draws its epochs of a round from this to local-epochs (0: all do local-epochs)", low=0
+    )
     batch_size: int = option(0, "β, local batch size (0: the whole local set)", low=0)
     learning_rate: float = option(0.2, "η, learning rate of local SGD in stage 2", above=0)
+    mu: float = option(1.0, "μ, weight of FedProx's proximal term μ/2·‖w - w_start‖²", low=0)
+    effective_steps: float = option(
+        0.0, "τ_eff of FedNova, SGD steps that an update is scaled to (0: the expected number)", low=0
+    )
     normality: str = option("count", "how the server rescales each cluster's aggregate", choices=NORMALITY)
     normality_threshold: float = option(0.99, "Shapiro–Wilk W from which Eq. 9 zeroes", above=0, high=1)
     count_share: float = option(0.1, "share of S that the one-hot count takes (normality = count)", above=0)
     server_lr_no: float = option(1.0, "server learning rate while Eq. 8 runs", above=0)
     server_lr: float = option(1.0, "server learning rate afterwards", above=0)
+    server_optimizer: str = option(
+        "sgd",
+        "how aggregates move models: 'sgd', 'momentum' (FedAvgM), 'adam' (FedAdam)",
+        choices=SERVER_OPTIMIZERS,
+    )
+    server_momentum: float = option(0.9, "β of 'momentum', β1 of 'adam'", low=0)
+    server_beta2: float = option(0.99, "β2 of 'adam'", low=0)
+    server_tau: float = option(1e-3, "τ of 'adam', added to the root of the second moment", above=0)
+    malicious_users: int = option(
+        1, "f, users of a cohort that Krum, MultiKrum and Bulyan are to withstand", low=0, high=10**6
+    )
+    trim_share: float = option(0.2, "share that FedTrimmedAvg cuts off at either end of a coordinate", low=0)
 
     sampling_rate: float = option(0.215, "q, probability with which each user joins a round", above=0, high=1)
     clip_norm: float = option(1.0, "S, l2 bound on a user's contribution", low=1e-12, high=1e12)
@@ -163,7 +189,8 @@ class RunConfig:
     reproducible_noise: bool = option(False, "debugging only: noise from the seed, which protects nobody")
     secure_sum: str = option(
         "secagg+",
-        "secure sum: 'secagg+' is the real protocol, 'trusted' an ideal one for large simulations",
+        "secure sum: 'secagg+' is the real protocol, 'trusted' an ideal one for large simulations; 'none': "
+        "users send updates in the clear, for strategies that need that",
         choices=SECURE_SUMS,
     )
     secagg_neighbours: int = option(
@@ -198,6 +225,21 @@ class RunConfig:
         return self.noise_multiplier > 0 or math.isfinite(self.epsilon)
 
     @property
+    def traits(self) -> Traits:
+        """What is particular to the strategy."""
+        return traits_of(self.strategy)
+
+    @property
+    def local_updates(self) -> bool:
+        """True if each user protects its update by noise of its own, with no secure sum (IFCA + LDP)."""
+        return self.traits.local_noise and self.private
+
+    @property
+    def simulated_cohort(self) -> int:
+        """Users of the cohort whose noise secure sums carry in place of the true one's; 0 if that of none."""
+        return self.noise_cohort_size if self.private and not self.local_updates else 0
+
+    @property
     def secagg(self) -> Rules:
         """How SecAgg+ is set up."""
         return Rules(
@@ -210,8 +252,8 @@ class RunConfig:
 
     @property
     def slots(self) -> int:
-        """Adapters side by side in the secure sum: C, or 1 for FedAvg."""
-        return 1 if self.strategy == "fedavg" else self.clusters
+        """Adapters side by side in the secure sum: C, or 1 where there is one model for all."""
+        return 1 if self.traits.one_model else self.clusters
 
 
 def key_of(name: str) -> str:
@@ -280,7 +322,7 @@ def _check_bounds(bounds: Mapping[str, Any], key: str, value: Any) -> None:
 
 
 def _check_together(c: RunConfig) -> None:
-    targets = [t.strip() for t in c.lora_targets.split(",")]
+    targets, traits = [t.strip() for t in c.lora_targets.split(",")], c.traits
     rules = [
         (c.rotations in (1, 2, 4), f"rotations = {c.rotations}: must be 1, 2 or 4"),
         (
@@ -288,7 +330,7 @@ def _check_together(c: RunConfig) -> None:
             f"lora-targets = {c.lora_targets!r}: must be some of q, k, v, o, comma separated, each once",
         ),
         (
-            "v" in targets or c.strategy in WITH_ONE_START,
+            "v" in targets or traits.start == "shared",
             f"lora-targets = {c.lora_targets!r}: must include v, the projection in which models start apart",
         ),
         (
@@ -299,6 +341,18 @@ def _check_together(c: RunConfig) -> None:
         (c.stage1_budget < 1, f"stage1-budget = {c.stage1_budget}: must be under 1"),
         (c.kmeans_memory < 1, f"kmeans-memory = {c.kmeans_memory}: must be under 1"),
         (c.count_share < 1, f"count-share = {c.count_share}: must be under 1"),
+        (c.server_momentum < 1, f"server-momentum = {c.server_momentum}: must be under 1"),
+        (c.server_beta2 < 1, f"server-beta2 = {c.server_beta2}: must be under 1"),
+        (c.trim_share < 0.5, f"trim-share = {c.trim_share}: must be under 0.5"),
+        (
+            c.local_epochs_least <= c.local_epochs,
+            f"local-epochs-least = {c.local_epochs_least}: must be at most local-epochs = {c.local_epochs}",
+        ),
+        (
+            not traits.proximal or c.mu * c.learning_rate < 2,
+            f"mu = {c.mu}: with learning-rate = {c.learning_rate} the proximal term alone makes training "
+            f"diverge; must be under 2 / learning-rate",
+        ),
         (c.t_no <= c.t_tr, f"t-no = {c.t_no}: must be at most t-tr = {c.t_tr}"),
         (
             c.sketch_size % 2 == 0 or c.sketch in ("projection", "coordinates"),
@@ -312,11 +366,6 @@ def _check_together(c: RunConfig) -> None:
         (
             c.dropout_noise == "provision" or c.mechanism == "skellam",
             f"dropout-noise = {c.dropout_noise!r}: needs mechanism = 'skellam', which can be split",
-        ),
-        (
-            c.strategy != "ifca" or not c.private,
-            f"epsilon = {c.epsilon}, noise-multiplier = {c.noise_multiplier}: strategy 'ifca' runs without "
-            "privacy; set inf and 0",
         ),
         (
             c.noise_multiplier == 0 or c.noise_multiplier >= LEAST_NOISE,
@@ -333,7 +382,7 @@ def _check_together(c: RunConfig) -> None:
             f"num-users = {c.num_users}; must be at least 1 / num-users",
         ),
         (
-            c.strategy != "pina" or c.stage1 == "random" or c.t_in >= 1 + (c.sketch_centre == "private"),
+            traits.start != "stage1" or c.stage1 == "random" or c.t_in >= 1 + (c.sketch_centre == "private"),
             f"t-in = {c.t_in}: stage1 = '{c.stage1}' with sketch-centre = '{c.sketch_centre}' needs at least "
             f"{1 + (c.sketch_centre == 'private')}",
         ),
@@ -347,16 +396,21 @@ def _check_together(c: RunConfig) -> None:
             f"images-per-user = {c.images_per_user}: must be at least 1",
         ),
         (
+            not traits.normalised or c.effective_steps > 0 or c.batch_size == 0 or c.images_per_user > 0,
+            f"images-per-user = {c.images_per_user}: says nothing about how many batches an epoch has, which "
+            f"strategy {c.strategy!r} needs; set effective-steps",
+        ),
+        (
             not c.user_column or c.rotations == 1,
             f"rotations = {c.rotations}: with user-column the groups are natural; set rotations = 1",
         ),
         (
-            c.strategy != "oracle" or not c.user_column,
-            "strategy = 'oracle': needs true groups, which a split by user-column does not have",
+            not traits.knows_groups or not c.user_column,
+            f"strategy = {c.strategy!r}: needs true groups, which a split by user-column does not have",
         ),
         (
-            c.strategy != "oracle" or c.clusters == c.rotations,
-            f"clusters = {c.clusters}: the oracle needs as many as rotations = {c.rotations}",
+            not traits.knows_groups or c.clusters == c.rotations,
+            f"clusters = {c.clusters}: strategy {c.strategy!r} needs as many as rotations = {c.rotations}",
         ),
     ]
     for holds, message in rules:
@@ -366,17 +420,39 @@ def _check_together(c: RunConfig) -> None:
         _ = c.secagg
     except ValueError as problem:
         raise ConfigError(f"secagg-{problem}") from None
-    if c.secure_sum == "secagg+":
+    _check_clear(c)
+    if c.secure_sum == "secagg+" and not c.local_updates:
         _check_secagg(c)
+
+
+def _check_clear(c: RunConfig) -> None:
+    """Updates leave users in the clear where the strategy needs it and the run says it, and else never."""
+    clear = c.traits.in_the_clear
+    rules = [
+        (
+            not clear or c.secure_sum == "none",
+            f"secure-sum = {c.secure_sum!r}: strategy {c.strategy!r} needs every user's own update; set "
+            "secure-sum = 'none'",
+        ),
+        (
+            clear or c.secure_sum != "none",
+            f"secure-sum = 'none': is for strategies that need every user's own update, which {c.strategy!r} "
+            "does not; must be 'secagg+' or 'trusted'",
+        ),
+        (
+            not clear or not c.private,
+            f"epsilon = {c.epsilon}, noise-multiplier = {c.noise_multiplier}: strategy {c.strategy!r} has no "
+            "central DP; set epsilon = inf and noise-multiplier = 0",
+        ),
+    ]
+    for holds, message in rules:
+        if not holds:
+            raise ConfigError(message)
 
 
 def _check_secagg(c: RunConfig) -> None:
     instead = "set secure-sum = 'trusted', in simulation"
     rules = [
-        (
-            c.strategy != "ifca",
-            f"strategy = 'ifca': clips nothing, and secure-sum = 'secagg+' needs bounded vectors; {instead}",
-        ),
         (
             c.mechanism != "gaussian",
             f"mechanism = 'gaussian': is not of integers, which secure-sum = 'secagg+' adds; {instead}",

@@ -105,19 +105,23 @@ def unscaled(aggregates: Aggregates) -> np.ndarray:
 
 
 def rule_name(config: RunConfig) -> str:
-    """The rule in force: FedAvg has none; IFCA and the oracle take each cluster's own mean, as defined."""
-    return {"fedavg": "none", "ifca": "count", "oracle": "count"}.get(config.strategy, config.normality)
+    """The rule in force: that of the strategy's definition, if it has one, or else the option's.
+
+    FedAvg has none; IFCA and the oracle take each cluster's own mean.
+    """
+    return config.traits.rule or config.normality
 
 
 def rule(config: RunConfig, round_: int) -> tuple[Rule, float]:
     """The rule and the server learning rate of stage-2 round `round_` (from 1).
 
-    Eq. 8 runs up to T_no for the paper's rules; `energy` is Eq. 8 in all rounds. The server learning rates
-    undo the shrinking of PINA's rules, so the other strategies keep 1.
+    Eq. 8 runs up to T_no for the paper's rules; `energy` is Eq. 8 in all rounds. With plain steps the server
+    learning rates undo the shrinking of PINA's rules, so strategies with a rule of their own keep 1. Another
+    `server-optimizer` has a step size of its own, which the learning rates set for all strategies.
     """
     early, name = round_ <= config.t_no, rule_name(config)
     rate = config.server_lr_no if early else config.server_lr
-    rate = rate if config.strategy in ("pina", "pina-ri") else 1.0
+    rate = 1.0 if config.traits.rule and config.server_optimizer == "sgd" else rate
     if name in ("paper", "paper-no-zeroing"):
         threshold = config.normality_threshold if name == "paper" else math.inf
         return (equal_norms if early else lambda a: by_normality(a, threshold)), rate

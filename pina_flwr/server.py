@@ -28,7 +28,7 @@ from pina_flwr.report.model_card import write_cards
 from pina_flwr.report.plot import plot
 from pina_flwr.report.summary import print_summary, sentence, write_summary
 from pina_flwr.secure_sum.interface import open_secure_sum
-from pina_flwr.strategies import STRATEGIES
+from pina_flwr.strategies import strategy_class
 from pina_flwr.strategies.clustered import ClusteredTraining, TrainingFailed, models_of
 from pina_flwr.strategies.hosts import discover
 from pina_flwr.strategies.recorder import Recorder
@@ -89,8 +89,9 @@ def run(grid: Grid, config: RunConfig, run_id: str) -> None:
         subject = Subject(config, noise, len(hosts), backbone.shapes, earlier)
         write_json(folder / "privacy.json", describe(subject))
         recorder = Recorder(subject, folder)
-        secure_sum = open_secure_sum(config.secure_sum, config.secagg)
-        strategy = STRATEGIES[config.strategy](
+        summed = config.secure_sum != "none"
+        secure_sum = open_secure_sum(config.secure_sum, config.secagg) if summed else None
+        strategy = strategy_class(config.strategy)(
             config, backbone, hosts, noise, secure_sum, ledger, run_id, recorder.note
         )
         recorder.announce(strategy.rounds)
@@ -115,7 +116,7 @@ def refuse_deployment(grid: Grid, config: RunConfig) -> None:
         (not config.diagnostics, "diagnostics = true: nodes would tell what ε does not cover; set false"),
         (not config.reproducible_noise, "reproducible-noise = true: protects nobody; set false"),
         (
-            config.noise_cohort_size <= cohort or not config.private,
+            config.simulated_cohort <= cohort,
             f"noise-cohort-size = {config.noise_cohort_size}: simulates the noise of more users than there "
             "are; set 0",
         ),

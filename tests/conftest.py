@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,12 @@ def _task(monkeypatch: pytest.MonkeyPatch) -> None:
     """Flower's runtime sets these before it calls an app; messages read them."""
     for name in ("_run_id", "_node_id", "_task_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+@pytest.fixture(autouse=True)
+def _path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`find_app` makes an app's modules importable: for the test's own time."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 @pytest.fixture

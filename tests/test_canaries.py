@@ -308,9 +308,9 @@ class TestMistakes:
             audit_run(options(**values), users, rounds, delta)
         assert "\n" not in str(found.value)
 
-    def test_ifca_has_no_claim(self) -> None:
-        given = parse({"strategy": "ifca", "epsilon": float("inf"), "secure-sum": "trusted"})
-        with pytest.raises(ConfigError, match="strategy = 'ifca': is never private"):
+    def test_ifca_has_no_sum_to_audit(self) -> None:
+        given = parse({"strategy": "ifca"})
+        with pytest.raises(ConfigError, match="strategy = 'ifca': users send by themselves"):
             audit_run(given, 500, 1, DELTA)
 
 

@@ -201,6 +201,9 @@ class TestOpenNode:
         place = {"partition-id": 0, "num-partitions": 1, "policy": str(path), "ledger": str(tmp_path / "l")}
         with pytest.raises(ConfigError, match="secure-sum = 'trusted': a node's policy does not accept it"):
             open_node(tiny(diagnostics=False), place, RUN)
+        clear = tiny(strategy="krum", epsilon=math.inf, secure_sum="none", diagnostics=False)
+        with pytest.raises(ConfigError, match="secure-sum = 'none': a node's policy does not accept it"):
+            open_node(clear, place, RUN)
 
     def test_a_policy_is_read(self, tmp_path: Path) -> None:
         path = tmp_path / "policy.toml"
@@ -261,9 +264,16 @@ class TestBoundUpdate:
         ).any()
 
     def test_ifca_clips_nothing_but_leaves_out(self) -> None:
-        joint = bound_update(RunConfig(strategy="ifca", epsilon=math.inf), self.updates, self.choices, 3)
+        literal = RunConfig(strategy="ifca", epsilon=math.inf, secure_sum="trusted")
+        joint = bound_update(literal, self.updates, self.choices, 3)
         assert joint[0].tolist()[2:4] == [3, 4]
         assert not joint[3].any()
+
+    @pytest.mark.parametrize("options", [{"epsilon": math.inf}, {"epsilon": 8.0, "secure_sum": "trusted"}])
+    def test_ifca_clips_for_secagg_and_for_privacy(self, options: dict[str, Any]) -> None:
+        joint = bound_update(RunConfig(strategy="ifca", **options), self.updates, self.choices, 3)
+        assert joint[0].norm() == pytest.approx(1, abs=1e-5)
+        assert joint[0, -3:].tolist() == pytest.approx([0, 0.1, 0], abs=1e-6)
 
     def test_without_privacy_the_others_clip_all_the_same(self) -> None:
         joint = bound_update(RunConfig(normality="none", epsilon=math.inf), self.updates, self.choices, 3)

@@ -174,7 +174,8 @@ def test_none_leaves_aggregates_as_they_are() -> None:
 @pytest.mark.parametrize("normality", NORMALITY)
 def test_rule_in_force(strategy: str, normality: str) -> None:
     config = RunConfig(strategy=strategy, normality=normality)
-    expected = {"fedavg": "none", "ifca": "count", "oracle": "count"}.get(strategy, normality)
+    fixed = {"pina": normality, "pina-ri": normality, "ifca": "count", "oracle": "count"}
+    expected = fixed.get(strategy, "none")
     assert rule_name(config) == expected
 
 
@@ -219,8 +220,15 @@ class TestRuleOfARound:
 
     @pytest.mark.parametrize(
         ("strategy", "rates"),
-        [("pina", (4, 16)), ("pina-ri", (4, 16)), ("fedavg", (1, 1)), ("ifca", (1, 1)), ("oracle", (1, 1))],
+        [
+            ("pina", (4, 16)),
+            ("pina-ri", (4, 16)),
+            ("fedavg", (1, 1)),
+            ("fedprox", (1, 1)),
+            ("ifca", (1, 1)),
+            ("oracle", (1, 1)),
+        ],
     )
     def test_server_learning_rates_are_pinas(self, strategy: str, rates: tuple[int, int]) -> None:
-        options = {"strategy": strategy, "epsilon": math.inf}
+        options = {"strategy": strategy, "epsilon": math.inf, "secure-sum": "trusted"}
         assert tuple(self.factors("count", round_, **options)[1] for round_ in (2, 3)) == rates

@@ -1060,10 +1060,6 @@ class TestSigned:
     ("options", "start"),
     [
         ({"mechanism": "gaussian"}, "mechanism = 'gaussian': is not of integers"),
-        (
-            {"strategy": "ifca", "epsilon": math.inf, "noise_multiplier": 0.0},
-            "strategy = 'ifca': clips nothing",
-        ),
         ({"secagg_neighbours": 5}, "secagg-neighbours = 5: must be even"),
         ({"secagg_neighbours": -2}, "secagg-neighbours = -2: must be at least 0"),
         ({"secagg_threshold": 4}, "secagg-threshold = 4: must be 0 (derived) unless neighbours are given"),

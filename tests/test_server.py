@@ -49,9 +49,10 @@ class TestMistakes:
             ({"sampling_rate": 2.0}, "error: sampling-rate = 2.0: must be at most 1"),
             ({"seed": True}, "error: seed = True: must be a whole number"),
             (
-                {"strategy": "ifca"},
-                "error: epsilon = 8.0, noise-multiplier = 0.0: strategy 'ifca' runs without privacy; "
-                "set inf and 0",
+                {"strategy": "mine"},
+                "error: strategy = 'mine': must be one of pina, pina-ri, fedavg, fedprox, fednova, ifca, "
+                "oracle, fedmedian, fedtrimmedavg, krum, multikrum, bulyan, or a class of your own such as "
+                "my_package.my_module:MyStrategy",
             ),
             (
                 {"noise_cohort_size": 3},

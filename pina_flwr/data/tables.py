@@ -19,7 +19,7 @@ IMAGE_COLUMNS = ("img", "image")
 LABEL_COLUMNS = ("label", "character")
 TEST_SPLITS = ("test", "validation", "valid")
 DIGITS_TEST = 397  # of 1,797: leaves 1,400 for users
-HELD_OUT = 1 / 6  # of a data set that has no test split
+HELD_OUT = 1 / 6  # of a data set that has no test split, and of training images for validation
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,8 @@ def _digits(config: RunConfig) -> Tables:
     pixels = torch.from_numpy(np.round(data.images * (255 / 16)).astype(np.uint8))[:, None]
     labels = data.target.astype(np.int64)
     order = generator(config.seed, "test split").permutation(len(labels))
+    if config.test_on == "validation":
+        order = order[DIGITS_TEST:]
 
     def table(rows: np.ndarray) -> ImageTable:
         return ImageTable(labels[rows], lambda picked: [pixels[rows[i]] for i in picked])
@@ -87,13 +89,20 @@ def _hugging_face(config: RunConfig) -> Tables:
         return Tables(_table(train, image, label, names, owner), None, len(names))
     test_name = next((name for name in TEST_SPLITS if name in splits), None)
     if test_name is None:
-        order = generator(config.seed, "test split").permutation(train.num_rows)
-        held = math.ceil(HELD_OUT * train.num_rows)
-        train, test = train.select(np.sort(order[held:])), train.select(np.sort(order[:held]))
+        train, test = _split(config, train, "test split")
     else:
         test = splits[test_name]
         _check_like(train, test, image, label)
+    if config.test_on == "validation":
+        train, test = _split(config, train, "validation split")
     return Tables(_table(train, image, label, names), _table(test, image, label, names), len(names))
+
+
+def _split(config: RunConfig, table: Any, name: str) -> tuple[Any, Any]:
+    """Training and held-out rows of a table that has no split of this name."""
+    order = generator(config.seed, name).permutation(table.num_rows)
+    held = math.ceil(HELD_OUT * table.num_rows)
+    return table.select(np.sort(order[held:])), table.select(np.sort(order[:held]))
 
 
 def _open(name: str) -> dict[str, Any]:

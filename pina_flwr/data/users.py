@@ -128,6 +128,8 @@ def _natural(config: RunConfig, tables: Tables) -> Users:
     for user, rows in enumerate(holdings):
         rows = generator(config.seed, "hold out", user).permutation(rows)
         held = round(OWN_TEST_SHARE * len(rows)) if len(rows) > 1 else 0
+        if config.test_on == "validation":
+            rows = rows[held:]
         test.append(rows[:held])
         train.append(rows[held:][: config.images_per_user or None])
     return Users(config, tables, train, None, test)

@@ -13,7 +13,15 @@ import numpy as np
 
 from pina_flwr.config import ConfigError, RunConfig
 from pina_flwr.privacy.cohort import largest_cohort, participation_cap, planned_rounds, shares
-from pina_flwr.privacy.plan import NoisePlan, charged, clip_norm_of, rounds_by_step
+from pina_flwr.privacy.plan import (
+    LOCAL,
+    UPDATES,
+    NoisePlan,
+    charged,
+    clip_norm_of,
+    rounds_by_step,
+    stage_of,
+)
 from pina_flwr.privacy.policy import Offer, Refusal, check
 from pina_flwr.privacy.releases import Release, UnprotectedRelease
 from pina_flwr.privacy.user_ledger import UserLedger
@@ -30,7 +38,7 @@ def offer_of(config: RunConfig, noise: NoisePlan, step: str, round_: int, cohort
     """The parameters of a round, as the server offers them and as a client expects them."""
     split = shares(config, cohort)
     return Offer(
-        mechanism="zcdp" if step == "sketch" else config.mechanism,  # a sketch has noise of its own
+        mechanism="zcdp" if step in LOCAL else config.mechanism,  # a user's own noise is continuous
         noise_multiplier=noise.of_step(step),
         clip_norm=clip_norm_of(config, step),
         cohort=cohort,
@@ -39,7 +47,7 @@ def offer_of(config: RunConfig, noise: NoisePlan, step: str, round_: int, cohort
         bits=config.bits,
         sampling_rate=config.sampling_rate,
         run=run,
-        stage=2 if step == "update" else 1,
+        stage=stage_of(step),
         round=round_,
     )
 
@@ -47,12 +55,14 @@ def offer_of(config: RunConfig, noise: NoisePlan, step: str, round_: int, cohort
 def admit(node: Node, task: Task, ledger: UserLedger) -> None:
     """Check what a task would have the users release, and charge it.
 
-    A run without privacy is let through, unless the node has a policy; a ledger that lasts enters it.
+    Steps that the run has not are refused: a vector leaves as the run says. A run without privacy is else
+    let through, unless the node has a policy; a ledger that lasts enters it.
 
     Raises:
         Refusal: nothing of the users may be used.
     """
-    if task.offer is None:
+    planned = rounds_by_step(node.config, *planned_rounds(node.config))
+    if task.offer is None or not planned.get(task.step):
         raise Refusal("parameters differ from the run's")
     if not node.config.private and node.policy is None and not node.ledger:
         return
@@ -77,10 +87,10 @@ def check_arrays(node: Node, task: Task) -> None:
     needed: dict[str, tuple[int, ...]] = {}
     if task.step == "lloyd":
         needed = {"centroids": (c.kmeans_restarts, c.clusters, h)}
-    elif task.step == "update":
+    elif task.step in UPDATES:
         needed = {"models": (c.slots, node.shapes.adapter)}
         needed |= {"centroids": (c.clusters, h)} if task.choose == "nearest" else {}
-        ways = ("group",) if c.strategy == "oracle" else ("loss", "nearest")
+        ways = ("group",) if c.traits.knows_groups else ("loss", "nearest")
         if c.slots > 1 and task.choose not in ways:
             raise Refusal("parameters differ from the run's")
     allowed = needed if task.step == "mean" else needed | {"mean": (h,)}
@@ -97,11 +107,9 @@ def _compare(node: Node, task: Task, offer: Offer) -> None:
     """Refuse what is not the run's own plan."""
     config, users = node.config, len(node.workbench.users)
     rounds = planned_rounds(config)
-    if not rounds_by_step(config, *rounds).get(task.step):
-        raise Refusal("parameters differ from the run's")
     if task.step == "mean" and task.round != 1:
         raise Refusal("too many rounds")
-    if not 1 <= task.round <= rounds[1 if task.step == "update" else 0]:
+    if not 1 <= task.round <= rounds[stage_of(task.step) - 1]:
         raise Refusal("too many rounds")
     if not 1 <= offer.cohort <= largest_cohort(users, config.sampling_rate):
         raise Refusal("cohort outside the policy")
@@ -111,7 +119,7 @@ def _compare(node: Node, task: Task, offer: Offer) -> None:
     if not enough or _without_noise(offer) != _without_noise(expected) or len(task.users) > offer.cohort:
         raise Refusal("parameters differ from the run's")
     # A simulated cohort's noise is less than the run's own ε needs: nothing that lasts may count on it.
-    if (node.policy or node.ledger) and config.noise_cohort_size and config.private:
+    if (node.policy or node.ledger) and config.simulated_cohort:
         raise Refusal("noise under the policy")
 
 

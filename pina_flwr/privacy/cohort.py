@@ -26,7 +26,7 @@ def largest_cohort(users: int, sampling_rate: float) -> int:
 
 def planned_rounds(config: RunConfig) -> tuple[int, int]:
     """Rounds of stage 1 and of stage 2 in which users release something."""
-    has_stage1 = config.strategy == "pina" and config.stage1 != "random"
+    has_stage1 = config.traits.start == "stage1" and config.stage1 != "random"
     return (config.t_in if has_stage1 else 0), config.t_tr
 
 
@@ -59,7 +59,7 @@ def check_secure_sum(config: RunConfig, users: int, delta: float) -> None:
     Raises:
         ConfigError: that chance is too large, or no threshold suits the cohorts.
     """
-    if config.secure_sum != "secagg+":
+    if config.secure_sum != "secagg+" or config.local_updates:
         return
     q, rounds = config.sampling_rate, sum(planned_rounds(config))
     alone = rounds * users * q * (1 - q) ** (users - 1)

@@ -12,7 +12,7 @@ from pina_flwr.config import ConfigError, RunConfig
 from pina_flwr.privacy.accountant import epsilon_over_rounds
 from pina_flwr.privacy.cohort import participation_cap, planned_rounds
 from pina_flwr.privacy.guarantee import Guarantee, Subject, guarantee, tighter
-from pina_flwr.privacy.plan import Shapes, plan, release_of
+from pina_flwr.privacy.plan import LOCAL, Shapes, plan, release_of, training_step
 from pina_flwr.privacy.releases import Release
 
 
@@ -89,12 +89,12 @@ def write_curve(curve: Curve, path: Path) -> None:
 def _curve(subject: Subject) -> Curve:
     config, noise = subject.config, subject.noise
     stage1, stage2 = planned_rounds(config)
-    rounds = np.arange(stage2 + 1)
+    rounds, step = np.arange(stage2 + 1), training_step(config)
     capped = np.minimum(rounds, participation_cap(config, 2))
     sides = []
     for rate, to_server in ((config.sampling_rate, False), (1.0, True)):
-        counts = capped if rate == 1 else rounds
-        one = release_of(config, "update", noise.stage2, subject.users, subject.shapes, rate)
+        counts = capped if rate == 1 or step in LOCAL else rounds
+        one = release_of(config, step, noise.stage2, subject.users, subject.shapes, rate)
         before: list[Release] = subject.releases(stage1, 0, to_server=to_server)
         sides.append(epsilon_over_rounds(one, counts.tolist(), noise.delta, before))
     return Curve(rounds, *sides)

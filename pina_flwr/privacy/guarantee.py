@@ -7,6 +7,9 @@ User-level DP, adjacency add/remove of one user (zero-out). Three adversaries se
   as often as the participation cap allows.
 - **sketch**: one user's sketch of one round, as it leaves the user with stage1 = 'sketch' (local DP).
 
+Where users send their updates under local DP (strategy 'ifca' with privacy) nothing is amplified, and
+recipients are counted like the server: each release is a user's own, at most as many as the cap allows.
+
 The paper's sketch hides its values but not which positions it keeps, a noiseless function of the user's data,
 so no finite ε holds for it. The paper (arXiv 2604.20596, Section 3.2) counts the values alone, without
 amplification. The readings are kept apart: `Bound.epsilon` is strict, `Bound.as_paper_counts` the paper's.
@@ -31,6 +34,7 @@ from pina_flwr.privacy.accountant import epsilon as spent
 from pina_flwr.privacy.accountant import is_loose
 from pina_flwr.privacy.cohort import participation_cap, planned_rounds
 from pina_flwr.privacy.plan import (
+    IN_THE_CLEAR,
     NoisePlan,
     Shapes,
     as_paper_counts,
@@ -38,6 +42,7 @@ from pina_flwr.privacy.plan import (
     release_of,
     released,
     rounds_by_step,
+    stage_of,
 )
 from pina_flwr.privacy.releases import GaussianRelease, Release, UnprotectedRelease, unamplified
 from pina_flwr.privacy.tight import gaussian_counterpart, tight_epsilon
@@ -58,6 +63,16 @@ FOLLOWS = (
 SIGNED = (
     "Clients check the parameters of every round, and by signatures who takes part and survives, but not how "
     "the cohort was sampled."
+)
+LOCAL_UPDATES = (
+    "Each user adds noise to its own update and cluster (local DP) and sends them without a secure sum: "
+    "nothing is amplified, and noise-cohort-size does not apply."
+)
+COUNTED = (
+    "Clients check the parameters of every round and count their own releases; the server is not trusted."
+)
+OWN_STEPS = (
+    "Users divide an update by the local steps it took before they clip it. That number does not leave them."
 )
 LOGS = "Diagnostics are logged without noise. ε covers the models, not these logs."
 
@@ -142,7 +157,7 @@ def describe(subject: Subject) -> dict[str, Any]:
     """
     config, noise, held = subject.config, subject.noise, guarantee(subject)
     _warn_if_loose(held)
-    sketched = held.sketch is not None
+    sketched, local = held.sketch is not None, config.local_updates
     return {
         "unit": "One user's whole data set.",
         "adjacency": "Add or remove one user (its contribution becomes zero).",
@@ -154,16 +169,18 @@ def describe(subject: Subject) -> dict[str, Any]:
             held.recipient,
             noise.delta,
             sees="The models of every round.",
-            amplification=f"Poisson sampling of users with q = {config.sampling_rate:g}, in secure sums. "
-            "It holds while recipients cannot learn who was sampled.",
+            amplification=_amplification(config),
             participation="Each user joins each round independently with probability q."
-            + (" Worst case for sketches: the user sends one whenever they are sent." if sketched else ""),
+            + (" Worst case for sketches: the user sends one whenever they are sent." if sketched else "")
+            + (
+                f" Worst case for local noise: the user takes part in {_worst_case(config)}." if local else ""
+            ),
         ),
         "server": _describe_bound(
             held.server,
             noise.delta,
-            sees="Every secure sum and who took part in it." + (" Every sketch." if sketched else ""),
-            amplification="None: the server draws the sample.",
+            sees=_seen_by_server(config, sketched),
+            amplification="None: the noise is local." if local else "None: the server draws the sample.",
             participation=f"Worst case that clients allow: the user takes part in {_worst_case(config)}.",
         ),
         "sketch": held.sketch
@@ -174,7 +191,7 @@ def describe(subject: Subject) -> dict[str, Any]:
             amplification="None: the noise is local.",
             participation="One round.",
         ),
-        "dropout": _describe_dropout(config) if config.private else None,
+        "dropout": _describe_dropout(config) if config.private and not local else None,
         "simulated": _describe_simulation(subject),
         "earlier_releases": sum(r.count for r in subject.earlier) or None,
         "assumptions": _assumptions(config),
@@ -199,6 +216,11 @@ def caveats(subject: Subject) -> list[str]:
 
 
 def _trust(config: RunConfig) -> list[str]:
+    logs = [LOGS] if config.diagnostics else []
+    if config.traits.in_the_clear:
+        return [IN_THE_CLEAR]
+    if config.local_updates:
+        return [LOCAL_UPDATES, COUNTED, FLOATS, *logs]
     signed = config.secagg_signed and config.secure_sum == "secagg+"
     sentences = [SECURE_SUM["signed" if signed else config.secure_sum], SIGNED if signed else FOLLOWS]
     if config.colluding_share == 0:
@@ -209,18 +231,20 @@ def _trust(config: RunConfig) -> list[str]:
         )
     if config.mechanism == "gaussian":
         sentences.append(FLOATS)
-    return [*sentences, LOGS] if config.diagnostics else sentences
+    return [*sentences, *logs]
 
 
 def accountants(config: RunConfig) -> dict[str, str]:
     """What `epsilon` and `tighter` were computed with."""
+    kind = "local" if config.local_updates else config.mechanism
     curve = {
+        "local": "Gaussian noise of each user by itself, Bun and Steinke 2016, no amplification",
         "gaussian": f"sampled Gaussian by opacus {version('opacus')}",
         "skellam": "Skellam by Agarwal et al. 2021, Poisson sampling by Zhu and Wang 2019",
         "discrete-gaussian": "sums of discrete Gaussians by Kairouz et al. 2021, Poisson sampling by Zhu and "
         "Wang 2019",
-    }[config.mechanism]
-    own = "the same mechanism" if config.mechanism == "gaussian" else (
+    }[kind]
+    own = "the same mechanism" if kind in ("local", "gaussian") else (
         "continuous Gaussian noise with the same ratio to the sensitivity: no PLD is known for these "
         "integers, so the figure is for comparison and not guaranteed"
     )  # fmt: skip
@@ -231,8 +255,12 @@ def accountants(config: RunConfig) -> dict[str, str]:
 
 
 def _mechanism(config: RunConfig) -> str:
+    if config.traits.in_the_clear:
+        return "None: updates leave the users as they are."
     if not config.private:
         return "No noise on a sum of floats."
+    if config.local_updates:
+        return "Continuous Gaussian noise of each user on a vector of floats of its own."
     if config.mechanism == "gaussian":
         return "Continuous Gaussian noise on a sum of floats."
     kind = "Skellam" if config.mechanism == "skellam" else "discrete Gaussian"
@@ -244,12 +272,31 @@ def _mechanism(config: RunConfig) -> str:
 
 def _worst_case(config: RunConfig) -> str:
     """How often the server may see a user, step by step."""
-    names = {"mean": "the private mean", "lloyd": "k-means", "sketch": "sketches", "update": "training"}
+    names = {"mean": "the private mean", "lloyd": "k-means", "sketch": "sketches"}
     parts = []
     for step, count in rounds_by_step(config, *planned_rounds(config)).items():
-        most = min(count, participation_cap(config, 2 if step == "update" else 1))
-        parts += [f"{most} of {count} rounds of {names[step]}"] if count else []
+        most = min(count, participation_cap(config, stage_of(step)))
+        parts += [f"{most} of {count} rounds of {names.get(step, 'training')}"] if count else []
     return ", ".join(parts)
+
+
+def _amplification(config: RunConfig) -> str:
+    if config.traits.in_the_clear:
+        return "None: there is no noise."
+    if config.local_updates:
+        return "None: the noise is local."
+    return (
+        f"Poisson sampling of users with q = {config.sampling_rate:g}, in secure sums. It holds while "
+        "recipients cannot learn who was sampled."
+    )
+
+
+def _seen_by_server(config: RunConfig, sketched: bool) -> str:
+    if config.traits.in_the_clear:
+        return "Every user's update as it is."
+    if config.local_updates:
+        return "Every user's noisy update, and who took part."
+    return "Every secure sum and who took part in it." + (" Every sketch." if sketched else "")
 
 
 def _describe_dropout(config: RunConfig) -> str:
@@ -348,7 +395,7 @@ def _describe_simulation(subject: Subject) -> dict[str, Any] | None:
 
 def _borrows_noise(subject: Subject) -> bool:
     c = subject.config
-    return subject.noise.stage2 > 0 and c.noise_cohort_size > c.sampling_rate * subject.users
+    return subject.noise.stage2 > 0 and c.simulated_cohort > c.sampling_rate * subject.users
 
 
 def _delta_notes(subject: Subject) -> list[str]:
@@ -365,9 +412,13 @@ def _delta_notes(subject: Subject) -> list[str]:
 
 
 def _assumptions(config: RunConfig) -> list[str]:
-    sentences = [*_trust(config), "The mean divides by the expected cohort q·|K|, a public number."]
+    sentences = _trust(config)
+    if not config.traits.in_the_clear:
+        sentences.append("The mean divides by the expected cohort q·|K|, a public number.")
     if config.deal == "every-rotation" and config.rotations > 1 and not config.user_column:
         sentences.append(
             "An image may be dealt to several users. ε covers a user, not all copies of an image."
         )
+    if config.traits.normalised:
+        sentences.append(OWN_STEPS)
     return sentences

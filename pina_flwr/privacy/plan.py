@@ -32,12 +32,14 @@ log = logging.getLogger(__name__)
 
 NO_NOISE = "No noise is added."
 POSITIONS = "A sketch shows which positions it keeps, and no noise hides them."
-IN_THE_CLEAR = "Each user sends its update and its cluster in the clear."
+IN_THE_CLEAR = "No secure sum, no central DP: the server sees every user's update as it is."
 REPRODUCIBLE = "The noise is drawn from the run's seed (reproducible-noise): whoever knows it can remove it."
 
 USUAL_NOISE = 30.0  # largest z for which too few bits are the likelier mistake
 SHORTEST = 2**12  # numbers of the shortest vector that is encoded
 SECURE_SUMS = ("mean", "lloyd", "update")  # steps whose vectors go through the secure sum
+LOCAL = ("sketch", "local-update")  # steps in which each user adds noise of its own
+UPDATES = ("update", "local-update", "raw-update")  # steps of stage 2, of which a run has one
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,19 @@ class NoisePlan:
 
     def of_step(self, step: str) -> float:
         """z of a step."""
-        return self.stage2 if step == "update" else self.stage1
+        return self.stage1 if stage_of(step) == 1 else self.stage2
+
+
+def stage_of(step: str) -> int:
+    """The stage, 1 or 2, that a step belongs to."""
+    return 2 if step in UPDATES else 1
+
+
+def training_step(config: RunConfig) -> str:
+    """The step in which updates of stage 2 leave the users."""
+    if config.traits.in_the_clear:
+        return "raw-update"
+    return "local-update" if config.local_updates else "update"
 
 
 def shapes_of(config: RunConfig, hidden: int, classes: int) -> Shapes:
@@ -71,7 +85,7 @@ def shapes_of(config: RunConfig, hidden: int, classes: int) -> Shapes:
 
 
 def vector_size(config: RunConfig, step: str, shapes: Shapes) -> int:
-    """Length of a user's vector in the secure sum of a step: "mean", "lloyd" or "update".
+    """Length of a user's vector in a step: "mean", "lloyd" or one of `UPDATES`.
 
     Raises:
         KeyError: another step.
@@ -80,26 +94,26 @@ def vector_size(config: RunConfig, step: str, shapes: Shapes) -> int:
     sizes = {
         "mean": shapes.sketch,
         "lloyd": config.kmeans_restarts * config.clusters * shapes.sketch,
-        "update": config.slots * shapes.adapter + counts,
+        **dict.fromkeys(UPDATES, config.slots * shapes.adapter + counts),
     }
     return sizes[step]
 
 
 def clip_norm_of(config: RunConfig, step: str) -> float:
-    """S of a step's secure sum; stage 1 adds unit vectors."""
-    return config.clip_norm if step == "update" else 1.0
+    """S of a step; secure sums of stage 1 add unit vectors."""
+    return config.clip_norm if step in UPDATES else 1.0
 
 
 def rounds_by_step(config: RunConfig, stage1_rounds: int, stage2_rounds: int) -> Mapping[str, int]:
     """So many rounds of each stage, by step; the private mean is the first of stage 1."""
     mean = min(stage1_rounds, 1) if config.sketch_centre == "private" else 0
     rest = "sketch" if config.stage1 == "sketch" else "lloyd"
-    return {"mean": mean, rest: stage1_rounds - mean, "update": stage2_rounds}
+    return {"mean": mean, rest: stage1_rounds - mean, training_step(config): stage2_rounds}
 
 
 def local_sketches(config: RunConfig, stage1_rounds: int) -> int:
     """Of so many rounds of stage 1, those in which each user sends a sketch of its own."""
-    if config.strategy != "pina" or config.stage1 != "sketch":
+    if config.traits.start != "stage1" or config.stage1 != "sketch":
         return 0
     return rounds_by_step(config, stage1_rounds, 0)["sketch"]
 
@@ -126,8 +140,6 @@ def plan(config: RunConfig, users: int, shapes: Shapes, earlier: tuple[Release, 
         raise ValueError(f"users = {users}: must be at least 1")
     if not config.private:
         return NoisePlan(0.0, 0.0, 0.0)
-    if config.strategy == "ifca":
-        raise ConfigError("strategy = 'ifca': never private; set epsilon = inf and noise-multiplier = 0")
     delta = _delta(config, users)
     _check_noise_cohort(config, users)
     rounds = planned_rounds(config)
@@ -190,14 +202,13 @@ def released(
 
     Recipients don't know who was sampled, so sampling amplifies secure sums. The server does: for it nothing
     is amplified, and a user takes part in a step as often as `participation-cap` allows in its stage. Local
-    sketches are never amplified, each is released by itself: the cap holds for recipients as well.
+    sketches and updates are never amplified, each is released by itself: the cap holds for recipients as
+    well.
     """
     rounds = (stage1_rounds, stage2_rounds)
     rate = 1.0 if to_server else config.sampling_rate
     # Without sampling, recipients see no more than the server does, and the cap protects from both.
     releases = _noised(config, noise, users, shapes, rounds, rate, capped=rate == 1)
-    if config.strategy == "ifca":
-        releases.append(UnprotectedRelease(IN_THE_CLEAR, stage2_rounds))
     if config.reproducible_noise:
         releases.append(UnprotectedRelease(REPRODUCIBLE, sum(rounds)))
     return releases
@@ -214,14 +225,16 @@ def release_of(
     """What `count` rounds of a step release about a user who joins each with probability `sampling_rate`."""
     if count == 0:
         return []
+    if step == "raw-update":
+        return [UnprotectedRelease(IN_THE_CLEAR, count)]
     if z == 0:
         return [UnprotectedRelease(NO_NOISE, count)]
-    if step == "sketch":
-        return _of_sketches(config, z, count)
+    if step in LOCAL:
+        return _local(config, step, z, count)
     if config.mechanism == "gaussian":
         return [GaussianRelease(z, sampling_rate, count)]
-    if config.noise_cohort_size:  # a deployment of so many users that its cohorts are of that size
-        users = round(config.noise_cohort_size / config.sampling_rate)
+    if config.simulated_cohort:  # a deployment of so many users that its cohorts are of that size
+        users = round(config.simulated_cohort / config.sampling_rate)
     clients = largest_cohort(users, config.sampling_rate)
     code = encoding_of(config, step, z * clip_norm_of(config, step), clients, shapes)
     variance = (code.scale * z * code.clip_norm) ** 2
@@ -271,17 +284,21 @@ def _noised(
     """
     releases = []
     for step, count in rounds_by_step(config, *rounds).items():
-        if capped or step == "sketch":
-            count = min(count, participation_cap(config, 2 if step == "update" else 1))
+        if capped or step in LOCAL:
+            count = min(count, participation_cap(config, stage_of(step)))
         z = noise.of_step(step)
         releases += release_of(config, step, z, users, shapes, sampling_rate, count)
     return releases
 
 
-def _of_sketches(config: RunConfig, z: float, count: int) -> list[Release]:
-    """Every mechanism for a sketch is 1/(2z²)-zCDP, but for the paper's, whose values alone are protected."""
+def _local(config: RunConfig, step: str, z: float, count: int) -> list[Release]:
+    """What a user releases with noise of its own: 1/(2z²)-zCDP, be it an update or any kind of sketch.
+
+    Of the paper's sketch that holds for the values alone.
+    """
     values: list[Release] = [ZcdpRelease(1 / (2 * z * z), count)]
-    return [*values, UnprotectedRelease(POSITIONS, count)] if config.sketch == "paper" else values
+    bare = step == "sketch" and config.sketch == "paper"
+    return [*values, UnprotectedRelease(POSITIONS, count)] if bare else values
 
 
 def _spent(config: RunConfig, earlier: tuple[Release, ...], delta: float) -> float:
@@ -312,12 +329,12 @@ def _delta(config: RunConfig, users: int) -> float:
 def _check_noise_cohort(config: RunConfig, users: int) -> None:
     """Less than the true cohort would add more noise than ε pays for: safe, but never what was meant."""
     cohort = config.sampling_rate * users
-    if 0 < config.noise_cohort_size < cohort * (1 - 1e-9):
+    if 0 < config.simulated_cohort < cohort * (1 - 1e-9):
         raise ConfigError(
             f"noise-cohort-size = {config.noise_cohort_size}: must be at least the expected cohort, "
             f"q·|K| = {cohort:g}, or 0 for the noise of the true cohort"
         )
-    if config.noise_cohort_size > cohort * (1 + 1e-9) and config.ledger:
+    if config.simulated_cohort > cohort * (1 + 1e-9) and config.ledger:
         raise ConfigError(
             f"noise-cohort-size = {config.noise_cohort_size}: simulates more noise than there is, which no "
             "ledger that lasts may count; set 0, or leave ledger out"

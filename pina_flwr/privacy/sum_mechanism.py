@@ -250,7 +250,7 @@ def open_mechanism(config: RunConfig, step: str, z: float, users: int, shapes: S
         ConfigError: `bits` is too small for this run.
     """
     cohort, bound = config.sampling_rate * users, clip_norm_of(config, step)
-    sum_std = z * bound * cohort / (config.noise_cohort_size or cohort)
+    sum_std = z * bound * cohort / (config.simulated_cohort or cohort)
     budget = Budget(config, sum_std, cohort)
     if config.mechanism == "gaussian" or (z == 0 and config.secure_sum == "trusted"):
         return FloatSum(budget, vector_size(config, step, shapes))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pina_flwr.config import RunConfig
 from pina_flwr.privacy.guarantee import Bound, Guarantee, Subject, caveats, guarantee
+from pina_flwr.privacy.plan import IN_THE_CLEAR
 from pina_flwr.report.summary import epsilon_text
 
 FILE_NAME = "README.md"
@@ -39,6 +40,8 @@ def _card(subject: Subject, cluster: int, clusters: int, base: str) -> str:
 
 def _privacy(subject: Subject) -> list[str]:
     config = subject.config
+    if config.traits.in_the_clear:
+        return [f"None (ε = ∞). {IN_THE_CLEAR}"]
     if not config.private:
         return ["None: no noise was added (ε = ∞)."]
     held = guarantee(subject)
@@ -55,8 +58,11 @@ def _privacy(subject: Subject) -> list[str]:
 
 
 def _bounds(config: RunConfig, held: Guarantee) -> list[tuple[str, Bound]]:
+    sampled = "not amplified" if config.local_updates else (
+        f"amplified by sampling, q = {config.sampling_rate:g}"
+    )  # fmt: skip
     rows = [
-        (f"whoever has the models (amplified by sampling, q = {config.sampling_rate:g})", held.recipient),
+        (f"whoever has the models ({sampled})", held.recipient),
         ("the server (not amplified)", held.server),
     ]
     return rows if held.sketch is None else [*rows, ("the reader of a single sketch (local)", held.sketch)]

@@ -66,20 +66,26 @@ def _noise(found: Forecast) -> Table:
     table = Table(title=Text(f"{config.strategy}, {found.subject.users:,} users"), show_header=False)
     table.add_column(style="bold")
     table.add_column()
-    cohort = config.noise_cohort_size or config.sampling_rate * found.subject.users
+    cohort = config.simulated_cohort or config.sampling_rate * found.subject.users
     rounds = planned_rounds(config)
     for label, value in (
-        (
-            "mechanism",
-            f"{config.mechanism}" + (f", b = {config.bits}" if config.mechanism != "gaussian" else ""),
-        ),
+        ("mechanism", _mechanism(config)),
         ("rounds of stage 1, stage 2", f"{rounds[0]}, {rounds[1]}"),
         ("noise multiplier z, stage 1, stage 2", f"{noise.stage1:.4g}, {noise.stage2:.4g}"),
-        ("cohort whose noise it is", f"{cohort:,.0f} users"),
+        (
+            "whose noise it is",
+            "each user's own" if config.local_updates else f"a cohort's, {cohort:,.0f} users",
+        ),
         ("δ", f"{noise.delta:.3g}"),
     ):
         table.add_row(label, value)
     return table
+
+
+def _mechanism(config: RunConfig) -> str:
+    if config.local_updates:
+        return "gaussian, local"
+    return config.mechanism + ("" if config.mechanism == "gaussian" else f", b = {config.bits}")
 
 
 def _adversaries(found: Forecast) -> Table:
@@ -87,9 +93,11 @@ def _adversaries(found: Forecast) -> Table:
     table = Table("adversary", "ε", *(["tighter"] if found.tighter else []), "counted on")
     figures = found.tighter or (None, None)
     caps = "+".join(str(participation_cap(config, stage)) for stage in (1, 2))
+    unamplified = f"no amplification, at most {caps} rounds a user"
+    sampled = f"q = {config.sampling_rate:g}, unknown to them"
     rows = [
-        ("model recipients", held.recipient, figures[0], f"q = {config.sampling_rate:g}, unknown to them"),
-        ("the server", held.server, figures[1], f"no amplification, at most {caps} rounds a user"),
+        ("model recipients", held.recipient, figures[0], unamplified if config.local_updates else sampled),
+        ("the server", held.server, figures[1], unamplified),
     ]
     if held.sketch is not None:
         rows.append(("reader of one sketch", held.sketch, None, "local noise"))

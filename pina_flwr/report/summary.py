@@ -35,8 +35,15 @@ NAMES = {
     "pina": "PINA",
     "pina-ri": "PINA with random initialisation",
     "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "fednova": "FedNova",
     "ifca": "IFCA",
     "oracle": "The oracle",
+    "fedmedian": "FedMedian",
+    "fedtrimmedavg": "FedTrimmedAvg",
+    "krum": "Krum",
+    "multikrum": "MultiKrum",
+    "bulyan": "Bulyan",
 }
 ADVERSARIES = {
     "recipient": "model recipients (amplified by sampling)",
@@ -100,6 +107,8 @@ class Summary:
     dropped_rounds: int = 0
     trained: bool = True
     """A round of stage 2 counted; otherwise the models are those that training starts from."""
+    in_the_clear: bool = False
+    """Users sent their updates as they are: there was neither a secure sum nor central DP."""
 
 
 def write_summary(folder: str | Path, summary: Summary) -> Path:
@@ -181,6 +190,11 @@ def sentence(summary: Summary, chance: float | None = None) -> str:
     return f"{_name(summary)} {clusters}{accuracy}{_privacy_clause(summary)}{dropped}."
 
 
+def known_as(name: str) -> str:
+    """A data set or backbone as readers know it: of a local folder its name, as they have it elsewhere."""
+    return Path(name).name if name.startswith(("/", "./", "../", "~")) else name
+
+
 def _clusters_clause(summary: Summary) -> str:
     accuracy = _finite(summary.clustering_accuracy)
     # With fewer users than groups some groups are empty.
@@ -224,6 +238,8 @@ def _privacy_clause(summary: Summary) -> str:
         return f" at ε = {rounded_up(epsilon)} (model recipients{noise})"
     if _is_noisy(summary):
         return " with no finite ε towards model recipients"
+    if summary.in_the_clear:
+        return " without privacy: no secure sum, no central DP (ε = ∞)"
     return " without privacy noise (ε = ∞)"
 
 
@@ -268,6 +284,8 @@ def _privacy_lines(summary: Summary) -> list[tuple[str, str]]:
     lines = [(f"ε towards {who}", epsilon_text(epsilons[key])) for key, who in ADVERSARIES.items()]
     for key, value in (summary.epsilon_as_paper_counts or {}).items():
         lines.append((f"ε as the paper counts, towards {ADVERSARIES.get(key, key)}", epsilon_text(value)))
+    if summary.in_the_clear:
+        return [*lines, ("privacy", "no secure sum, no central DP")]
     z = summary.noise_multiplier
     lines.append(("δ", f"{summary.delta:.2g}"))
     lines.append(("noise multiplier, stage 1, stage 2", f"{_multiplier(z.stage1)}, {_multiplier(z.stage2)}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tomllib
 from pathlib import Path
 
@@ -20,17 +21,16 @@ BUNDLED = frozenset({".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"})
 def find_app(folder: Path | None) -> Path:
     """The app to run: `folder`, else the working directory, else where this package was installed from.
 
+    Modules in its folder can be imported from then on, as Flower's processes can: the option `strategy` may
+    name one.
+
     Raises:
         ConfigError: `folder` is no Flower app, or neither of the others is.
     """
-    if folder is not None:
-        if not _is_app(folder):
-            raise ConfigError(f"--app = {str(folder)!r}: must be a folder whose {CONFIG} has [tool.flwr.app]")
-        return folder.resolve()
-    for candidate in (Path.cwd(), Path(pina_flwr.__file__).resolve().parents[1]):
-        if _is_app(candidate):
-            return candidate
-    raise ConfigError(f"--app: needed here, as no {CONFIG} with [tool.flwr.app] is in the working directory")
+    found = _found(folder)
+    if str(found) not in sys.path:
+        sys.path.insert(0, str(found))
+    return found
 
 
 def run_config(app: Path) -> dict[str, Scalar]:
@@ -60,6 +60,17 @@ def stage(app: Path, target: Path) -> None:
         return path.is_dir() or spec.match_file(path.relative_to(app).as_posix())
 
     shutil.copytree(app, target, ignore=left_out, symlinks=True)
+
+
+def _found(folder: Path | None) -> Path:
+    if folder is not None:
+        if not _is_app(folder):
+            raise ConfigError(f"--app = {str(folder)!r}: must be a folder whose {CONFIG} has [tool.flwr.app]")
+        return folder.resolve()
+    for candidate in (Path.cwd(), Path(pina_flwr.__file__).resolve().parents[1]):
+        if _is_app(candidate):
+            return candidate
+    raise ConfigError(f"--app: needed here, as no {CONFIG} with [tool.flwr.app] is in the working directory")
 
 
 def _is_app(folder: Path) -> bool:

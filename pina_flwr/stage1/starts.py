@@ -180,8 +180,9 @@ def sketch_mechanism(config: RunConfig, size: int) -> SketchMechanism:
 
 def open_start(config: RunConfig, size: int) -> Start:
     """The start that strategy and `stage1` ask for; `size` is h."""
-    if config.strategy in ("fedavg", "oracle"):
+    start = config.traits.start
+    if start == "shared":
         return SharedStart(config, size)
-    if config.strategy in ("pina-ri", "ifca") or config.stage1 == "random":
+    if start == "random" or config.stage1 == "random":
         return RandomStart(config, size)
     return DPKMeans(config, size) if config.stage1 == "dp-kmeans" else LocalSketches(config, size)

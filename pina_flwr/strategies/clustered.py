@@ -7,10 +7,12 @@ scaled.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -29,7 +31,14 @@ from pina_flwr.privacy.admission import offer_of
 from pina_flwr.privacy.cohort import shares
 from pina_flwr.privacy.ledger import Entry, Ledger
 from pina_flwr.privacy.noise import KEY_BYTES, open_entropy
-from pina_flwr.privacy.plan import SECURE_SUMS, NoisePlan, charged, vector_size
+from pina_flwr.privacy.plan import (
+    SECURE_SUMS,
+    NoisePlan,
+    charged,
+    clip_norm_of,
+    training_step,
+    vector_size,
+)
 from pina_flwr.privacy.policy import REASONS, Offer
 from pina_flwr.privacy.sum_mechanism import IntegerSum, SumMechanism, open_mechanism, rotation_seed
 from pina_flwr.secure_sum.interface import SecureSum, SumResult, SumRound, Survivors
@@ -41,6 +50,8 @@ from pina_flwr.strategies.diagnosis import Diagnosis, diagnose
 from pina_flwr.strategies.hosts import Hosts
 from pina_flwr.strategies.removal import remove_excess
 from pina_flwr.strategies.sampler import Sampler
+from pina_flwr.strategies.server_optimizer import ServerOptimizer
+from pina_flwr.traits import Traits
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,7 @@ class ClusteredTraining(Strategy):
         backbone: for the adapters' shapes and shared start.
         hosts: where users are.
         plan: noise of each stage.
-        secure_sum: how protected vectors are added.
+        secure_sum: how protected vectors are added; None if users send theirs in the clear.
         ledger: told of every release before it happens.
         run: Flower's id of the run.
         listen: told of every round.
@@ -102,7 +113,7 @@ class ClusteredTraining(Strategy):
         backbone: Backbone,
         hosts: Hosts,
         plan: NoisePlan,
-        secure_sum: SecureSum,
+        secure_sum: SecureSum | None,
         ledger: Ledger,
         run: str,
         listen: Listener,
@@ -115,6 +126,7 @@ class ClusteredTraining(Strategy):
         self.first: FirstModels | None = None
         self.expected_cohort = config.sampling_rate * len(hosts)
         self.sampler = Sampler(config, len(hosts))
+        self.optimizer = ServerOptimizer(config, self.clusters, backbone.spec.size)
         self._cohort: dict[int, list[int]] = {}
         self._question: Question | None = None
         self._sum: SumResult | None = None
@@ -122,9 +134,25 @@ class ClusteredTraining(Strategy):
 
     # What strategies differ in ----------------------------------------------------------------------------
 
+    traits: ClassVar[Traits] = Traits()  # what clients have to know of it as well
+
     def choose(self, round_: int) -> str:
         """How users find their cluster in stage-2 round `round_`: "loss", "nearest" or "group"."""
         return "loss"
+
+    def combine(self, rows: np.ndarray) -> np.ndarray | None:
+        """What the round's aggregates are, from vectors that users sent one by one [n, D]: float64 [D].
+
+        Their sum over the expected cohort, as of a secure sum. None drops the round, its reason noted.
+        """
+        z, bound = self.plan.of_step(self._step_name), clip_norm_of(self.config, self._step_name)
+        self._note(noise_std=z * bound * math.sqrt(len(rows)) / self.expected_cohort)
+        total: np.ndarray = rows.sum(axis=0, dtype=np.float64)
+        return total / self.expected_cohort
+
+    def weights(self, round_: int, aggregates: Aggregates) -> np.ndarray:
+        """Factor w_i on each cluster's aggregate in stage-2 round `round_`, float64 [C]; 0 leaves it out."""
+        return rule(self.config, round_)[0](aggregates)
 
     # The run ----------------------------------------------------------------------------------------------
 
@@ -255,7 +283,7 @@ class ClusteredTraining(Strategy):
         named = {"models": unpack(arrays)["models"]}
         if self.choose(t) == "nearest":
             named |= self._first().arrays
-        return Question("update", named)
+        return Question(training_step(self.config), named)
 
     def _to_nodes(
         self, task: Task, members: Mapping[int, Sequence[int]], kind: str, round_: int
@@ -274,6 +302,7 @@ class ClusteredTraining(Strategy):
             replies = list(grid.send_and_receive(requests, timeout=timeout))
             self._note(bytes_up=bytes_of(replies), bytes_down=bytes_of(requests))
             return replies
+        assert self.secure_sum is not None  # the run's configuration refuses such a step without
         result = self.secure_sum.run(grid, requests, self._sum_round(), timeout)
         self._note(
             bytes_up=result.bytes_up,
@@ -316,13 +345,14 @@ class ClusteredTraining(Strategy):
         return self._to_nodes(task, survivors, TRAIN, self._outcome.round)
 
     def _answer(self, replies: list[Message]) -> np.ndarray | None:
-        """The noisy mean over the expected cohort, or sketches; None, its reason noted, to drop the round."""
+        """The round's update or stage-1 result [D], or sketches; None, its reason noted, drops the round."""
         protected = self._step_name in SECURE_SUMS
         if not self._cohort and not (self.config.private and protected):
             self._note(dropped=NOBODY)
             return None
         if not protected:
-            return self._sketches(replies)
+            rows = self._rows(replies)
+            return rows if rows is None or self._step_name == "sketch" else self.combine(rows)
         if not self._cohort:
             return self._noise_alone()
         assert self._sum is not None  # set by _collect
@@ -356,9 +386,14 @@ class ClusteredTraining(Strategy):
         seed = rotation_seed(self.config, self._question.step, t)
         return mechanism.decode(total, seed) / self.expected_cohort
 
-    def _sketches(self, replies: list[Message]) -> np.ndarray | None:
-        """Sketches are independent of each other: those that arrived well-formed are used."""
-        width = sketch_mechanism(self.config, self.backbone.sketch.size).width
+    def _rows(self, replies: list[Message]) -> np.ndarray | None:
+        """Users' own vectors, which don't depend on each other: those that arrived well-formed are used."""
+        sketches = self._step_name == "sketch"
+        width = (
+            sketch_mechanism(self.config, self.backbone.sketch.size).width
+            if sketches
+            else vector_size(self.config, self._step_name, self.backbone.shapes)
+        )
         most = {node: len(users) for node, users in self._cohort.items()}
         found = [(most.pop(r.metadata.src_node_id, 0), sketches_in(r, width)) for r in replies]
         rows = [part for users, part in found if part is not None and 0 < len(part) <= users]
@@ -366,9 +401,11 @@ class ClusteredTraining(Strategy):
         self._note(refusals=dict(refused))
         if not rows:
             reasons = "".join(f"; clients refused: {reason}" for reason in refused)
-            self._note(dropped=f"no sketch arrived{reasons}")
+            self._note(dropped=f"no {'sketch' if sketches else 'update'} arrived{reasons}")
             return None
-        return np.concatenate(rows)
+        found_rows = np.concatenate(rows)
+        self._note(survivors=None if sketches else len(found_rows))
+        return found_rows
 
     def _first_models(self) -> ArrayRecord:
         """Cluster models from what stage 1 found."""
@@ -390,12 +427,11 @@ class ClusteredTraining(Strategy):
         return self.first
 
     def _step(self, t: int, models: np.ndarray, mean: np.ndarray) -> np.ndarray:
-        """Rescale each cluster's aggregate and apply it: W_i ← W_i + rate·w_i·Δ_i, float32 [C, d]."""
+        """Rescale each cluster's aggregate and move its model by it, float32 [C, d]."""
         aggregates = self._aggregates(mean)
-        scale, rate = rule(self.config, t)
-        weights = scale(aggregates)
+        weights = self.weights(t, aggregates)
         self._note(weights=tuple(weights.tolist()))
-        return (models + rate * weights[:, None] * aggregates.means).astype(np.float32)
+        return self.optimizer.step(models, aggregates.means, weights, rule(self.config, t)[1])
 
     def _aggregates(self, mean: np.ndarray) -> Aggregates:
         size, std = self.clusters * self.backbone.spec.size, self._outcome.noise_std or 0.0

@@ -6,7 +6,10 @@ each round:  the cohort trains the one model; W ← W + (Σ clip(Δ_k) + noise) 
 from __future__ import annotations
 
 from pina_flwr.strategies.clustered import ClusteredTraining
+from pina_flwr.traits import TRAITS
 
 
 class FedAvg(ClusteredTraining):
     """One model for all: the clustered round with C = 1, no stage 1 and no rescaling."""
+
+    traits = TRAITS["fedavg"]

@@ -6,10 +6,13 @@ each round:  users train the model of their true group; each model moves by its 
 from __future__ import annotations
 
 from pina_flwr.strategies.clustered import ClusteredTraining
+from pina_flwr.traits import TRAITS
 
 
 class Oracle(ClusteredTraining):
     """Models start alike and users are told their cluster."""
+
+    traits = TRAITS["oracle"]
 
     def choose(self, round_: int) -> str:
         """By the true group."""

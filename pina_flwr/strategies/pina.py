@@ -13,10 +13,13 @@ Stage 1 is in `pina_flwr/stage1`, the rules in `pina_flwr/normality.py`, a user'
 from __future__ import annotations
 
 from pina_flwr.strategies.clustered import ClusteredTraining
+from pina_flwr.traits import TRAITS
 
 
 class Pina(ClusteredTraining):
     """PINA."""
+
+    traits = TRAITS["pina"]
 
     def choose(self, round_: int) -> str:
         """By loss; in the first `self-assign-rounds` by the centroid nearest to the user's noiseless ΔB.
@@ -29,3 +32,5 @@ class Pina(ClusteredTraining):
 
 class PinaRandomInit(ClusteredTraining):
     """PINA + RI: cluster models start in random directions; the rest is PINA."""
+
+    traits = TRAITS["pina-ri"]

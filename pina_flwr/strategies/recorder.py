@@ -9,7 +9,7 @@ from pathlib import Path
 from pina_flwr.privacy.cohort import planned_rounds
 from pina_flwr.privacy.guarantee import Bound, Subject, caveats, epsilon_so_far, guarantee
 from pina_flwr.report.metrics_log import MetricsLog, RoundRow
-from pina_flwr.report.summary import Epsilons, NoiseMultipliers, Summary
+from pina_flwr.report.summary import Epsilons, NoiseMultipliers, Summary, known_as
 from pina_flwr.strategies.clustered import Outcome
 
 log = logging.getLogger("flwr")
@@ -120,12 +120,12 @@ class Recorder:
                 sketch=0.0 if held.sketch is None else _or_none(held.sketch.epsilon),
             ),
             delta=self.plan.delta,
-            noise_cohort_size=c.noise_cohort_size if c.private else 0,
+            noise_cohort_size=c.simulated_cohort,
             cohort=c.sampling_rate * self.users,
             users=self.users,
             seed=c.seed,
-            dataset=c.dataset,
-            backbone=c.backbone,
+            dataset=known_as(c.dataset),
+            backbone=known_as(c.backbone),
             clusters=clusters,
             groups=None if c.user_column else c.rotations,
             noise_multiplier=NoiseMultipliers(stage1=self.plan.stage1, stage2=self.plan.stage2),
@@ -133,6 +133,7 @@ class Recorder:
             epsilon_as_paper_counts=_paper_counts(held.recipient, held.server, held.sketch),
             dropped_rounds=sum(row.dropped is not None for row in self.rows),
             trained=any(row.stage == 2 and row.dropped is None for row in self.rows),
+            in_the_clear=c.traits.in_the_clear,
         )
 
 

@@ -2,13 +2,15 @@
 
 The loss that is differentiated is the sum over users of each one's mean loss. Users share no trainable
 number, so its gradient holds every user's own gradient; the result is that of training one user after the
-other.
+other. Users may do different amounts of work: one that has done its epochs, or whose images a batch has
+passed, takes no more steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,13 +40,24 @@ class Batch:
         return Batch(self.prepared.pick(users, rows), self.targets[users, rows], self.weights[users, rows])
 
 
+class Trained(NamedTuple):
+    """vectors: trained adapters [users, d]. steps: τ_k, SGD steps that each user took, int64 [users]."""
+
+    vectors: Tensor
+    steps: Tensor
+
+
 @dataclass(frozen=True)
 class LocalSGD:
-    """Plain SGD: E epochs, batches of β images (0: all of them), learning rate η."""
+    """Plain SGD: E epochs, batches of β images (0: all of them), learning rate η.
+
+    mu: μ of the proximal term μ/2·‖w - w_start‖² in every user's objective (FedProx, Li et al. 2020).
+    """
 
     epochs: int
     batch_size: int
     learning_rate: float
+    mu: float = 0.0
 
     def train(
         self,
@@ -53,19 +66,27 @@ class LocalSGD:
         start: Tensor,
         batch: Batch,
         orders: list[np.random.Generator],
-    ) -> Tensor:
-        """Train each user's adapter from `start` [users, d] and return the trained vectors [users, d].
+        epochs: Tensor | None = None,
+    ) -> Trained:
+        """Train each user's adapter from `start` [users, d].
 
-        orders: one generator a user, for the order of its images.
+        orders: one generator a user, for the order of its images. epochs: of each user, int [users]; None if
+        all do E.
         """
-        vectors = start.clone()
-        for _ in range(self.epochs):
+        vectors, steps = start.clone(), torch.zeros(len(start), dtype=torch.int64, device=start.device)
+        wanted = torch.full_like(steps, self.epochs) if epochs is None else epochs.to(start.device)
+        for epoch in range(int(wanted.max()) if len(wanted) else 0):
             for part in self._batches(batch, orders):
                 vectors.requires_grad_(True)
                 loss = user_losses(backbone, spec, vectors, part).sum()
                 (gradient,) = torch.autograd.grad(loss, vectors)
-                vectors = vectors.detach() - self.learning_rate * gradient
-        return vectors
+                vectors = vectors.detach()
+                gradient += self.mu * (vectors - start)
+                at_work = (epoch < wanted) & (part.weights.sum(1) > 0)
+                # A choice and no product: 0 times a gradient that is not finite would spoil who is done.
+                vectors = vectors - self.learning_rate * gradient.where(at_work[:, None], 0)
+                steps += at_work
+        return Trained(vectors, steps)
 
     def _batches(self, batch: Batch, orders: list[np.random.Generator]) -> Iterator[Batch]:
         """One epoch: every user's images in a fresh order, cut into batches; padding comes last."""

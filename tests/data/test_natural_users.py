@@ -156,3 +156,12 @@ def test_pictures_of_different_kinds_side_by_side(tmp_path):
         colours = {tuple(image.flatten(1).float().mean(1).tolist()) for image in stacked}
         assert colours == {(200, 200, 200), (10, 20, 30)}
     assert sizes <= {(2, 3, 12, 8), (2, 3, 20, 10)}
+
+
+def test_validation_images_are_training_images_else(split):
+    final, choice = split(), split(test_on="validation")
+    for user in range(len(WRITERS)):
+        rows = final.rows[user].tolist()
+        assert sorted([*choice.rows[user], *choice.own_test_rows[user]]) == sorted(rows)
+        assert len(choice.own_test_rows[user]) == len(final.own_test_rows[user])
+        assert len(choice.rows[user])

@@ -118,6 +118,38 @@ class TestLayouts:
         assert load(folder).train.labels.tolist() == [2] * 7
 
 
+class TestValidation:
+    """What options are chosen by, so that no choice has seen the test images."""
+
+    @pytest.mark.parametrize("splits", [("train", "test"), ("train",)])
+    def test_holds_out_training_images(self, parquet, splits):
+        pixels = draw(36, 8, 8)
+        made = {name: table(draw(36, 8, 8, seed=i), [0, 1] * 18) for i, name in enumerate(splits, 1)}
+        made["train"] = table(pixels, [0, 1] * 18)
+        folder = parquet(**made)
+        final, choice = load(folder), load(folder, test_on="validation")
+        users, tested = final.train.images(range(len(final.train.labels))), len(choice.test.labels)
+        assert tested == len(users) // 6
+        mine = choice.train.images(range(len(choice.train.labels))) + choice.test.images(range(tested))
+        assert sorted(i.numpy().tobytes() for i in mine) == sorted(i.numpy().tobytes() for i in users)
+
+    def test_of_digits(self):
+        final, choice = load("digits"), load("digits", test_on="validation")
+        assert (len(final.train.labels), len(choice.train.labels), len(choice.test.labels)) == (
+            1400,
+            1003,
+            397,
+        )
+        kept = {i.numpy().tobytes() for i in final.test.images(range(397))}
+        shown = {i.numpy().tobytes() for i in choice.test.images(range(397))}
+        assert len(kept & shown) < 10  # a few digits look the same
+
+    def test_another_word(self):
+        assert "test-on = 'train': must be one of test, validation" in one_line_error(
+            "digits", test_on="train"
+        )
+
+
 class TestLabels:
     @pytest.mark.parametrize(
         ("labels", "classes", "numbers"),

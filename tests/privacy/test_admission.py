@@ -123,6 +123,49 @@ def test_local_sketches(kind: str) -> None:
     assert reason_of(node, task_of(node, "sketch", 2), state) == "too many rounds"  # one is all it sends
 
 
+def test_local_updates() -> None:
+    """A user's own releases: 1/(2z²)-zCDP each, never more than the cap, and never with less noise."""
+    node, state = node_of(LENIENT, strategy="ifca", participation_cap=2), RecordDict()
+    z = node.plan.stage2
+    task = task_of(node, "local-update")
+    assert task.offer is not None
+    assert (task.offer.mechanism, task.offer.stage, task.offer.clip_norm) == (
+        "zcdp",
+        2,
+        node.config.clip_norm,
+    )
+    less = task_of(node, "local-update", noise_multiplier=z * 0.99)
+    assert reason_of(node, less, state) == DIFFER
+    for round_ in (1, 2):
+        assert reason_of(node, task_of(node, "local-update", round_), state) == ""
+    assert StateLedger(state).spent(0) == [ZcdpRelease(1 / (2 * z * z), 2)]
+    assert reason_of(node, task_of(node, "local-update", 3), state) == "too many rounds"
+    crowd = node_of(LENIENT, strategy="ifca", noise_cohort_size=10_000)
+    assert reason_of(crowd, task_of(crowd, "local-update")) == ""  # there is no cohort's noise to simulate
+
+
+@pytest.mark.parametrize("step", ["local-update", "raw-update", "sketch"])
+def test_without_privacy_too_a_vector_leaves_as_the_run_says(step: str) -> None:
+    for strategy in ("pina", "fedavg", "ifca"):
+        node = node_of(strategy=strategy, epsilon=math.inf, secure_sum="secagg+")
+        assert reason_of(node, task_of(node, "update")) == ""
+        assert reason_of(node, task_of(node, step)) == DIFFER
+
+
+def test_in_the_clear_is_for_those_without_a_policy(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"strategy": "krum", "epsilon": math.inf, "secure_sum": "none"}
+    simulated = node_of(**options)
+    assert reason_of(simulated, task_of(simulated, "raw-update")) == ""
+    assert reason_of(simulated, task_of(simulated, "update")) == DIFFER
+    careful = node_of(LENIENT, **options)
+    assert reason_of(careful, task_of(careful, "raw-update")) == "noise under the policy"
+    kept = node_of(None, str(tmp_path), **options)
+    assert reason_of(kept, task_of(kept, "raw-update")) == ""
+    (release,) = FileLedger(str(tmp_path)).spent(0)
+    assert isinstance(release, UnprotectedRelease)
+    assert release.reason.startswith("No secure sum, no central DP")
+
+
 def test_sketches_of_the_paper_are_for_those_without_a_policy() -> None:
     options: dict[str, Any] = {"stage1": "sketch", "sketch": "paper", "sketch_centre": "none"}
     simulated, state = node_of(**options), RecordDict()
@@ -255,6 +298,9 @@ def test_a_step_the_run_has_not_is_refused(policy: Policy | None) -> None:
         ("lloyd", {"stage1": "sketch"}),
         ("mean", {"sketch_centre": "none"}),
         ("mean", {"strategy": "fedavg", "noise_multiplier": 1.0, "epsilon": math.inf}),
+        ("local-update", {}),
+        ("raw-update", {}),
+        ("update", {"strategy": "ifca"}),
     ):
         node = node_of(policy, **options)
         assert reason_of(node, task_of(node, step)) in (DIFFER, "too many rounds"), (step, options)

@@ -17,7 +17,7 @@ from pina_flwr.privacy.guarantee import (
     epsilon_so_far,
     guarantee,
 )
-from pina_flwr.privacy.plan import POSITIONS, NoisePlan, Shapes, plan
+from pina_flwr.privacy.plan import POSITIONS, Shapes, plan
 from pina_flwr.privacy.releases import (
     DiscreteGaussianRelease,
     GaussianRelease,
@@ -109,13 +109,33 @@ def test_without_privacy_there_is_no_epsilon(strategy: str) -> None:
     assert epsilon_so_far(about, 0, 0) == 0
 
 
-def test_ifca_is_never_private() -> None:
-    """`parse` refuses it already; a configuration built otherwise gets no guarantee."""
-    config = RunConfig(strategy="ifca", noise_multiplier=1.0)
-    held = guarantee(Subject(config, NoisePlan(0.0, 1.0, 1e-5), USERS, SHAPES))
-    for bound in (held.recipient, held.server):
-        assert bound.epsilon == math.inf
-        assert "in the clear" in bound.reason
+def test_under_local_dp_recipients_are_told_what_the_server_is() -> None:
+    about = subject(strategy="ifca", secure_sum="secagg+", participation_cap=7)
+    held, text = guarantee(about), describe(about)
+    assert held.recipient == held.server
+    assert held.recipient.releases == (ZcdpRelease(1 / (2 * about.noise.stage2**2), 7),)
+    assert 0.99 * 8 < held.recipient.epsilon <= 8
+    assert held.sketch is None
+    assert epsilon_so_far(about, 0, 7) == held.recipient.epsilon
+    assert epsilon_so_far(about, 0, 6) < held.recipient.epsilon
+    for side in ("recipient", "server"):
+        assert text[side]["amplification"] == "None: the noise is local."
+        assert "7 of 20 rounds of training" in text[side]["participation"]
+    assert "noisy update" in text["server"]["sees"]
+    assert "each user" in text["mechanism"]
+    assert text["dropout"] is text["simulated"] is None
+    assert text["recipient"]["tighter"] < held.recipient.epsilon
+    said = caveats(about)
+    assert "noise-cohort-size does not apply" in said[0]
+    assert not any("SecAgg+" in sentence or "colluding" in sentence for sentence in said)
+
+
+def test_normalised_updates_are_said_to_be_so() -> None:
+    plain, nova = (describe(subject(strategy=s)) for s in ("fedavg", "fednova"))
+    (more,) = set(nova["assumptions"]) - set(plain["assumptions"])
+    assert "before they clip" in more
+    assert nova["recipient"] == plain["recipient"]
+    assert nova["server"] == plain["server"]
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

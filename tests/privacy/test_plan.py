@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_models import save_model
 
@@ -16,7 +17,6 @@ from pina_flwr.privacy import accountant
 from pina_flwr.privacy.cohort import largest_cohort, participation_cap
 from pina_flwr.privacy.encoding import excess
 from pina_flwr.privacy.plan import (
-    IN_THE_CLEAR,
     NO_NOISE,
     POSITIONS,
     REPRODUCIBLE,
@@ -211,18 +211,49 @@ def test_without_privacy_there_is_no_noise(strategy: str) -> None:
     assert UnprotectedRelease(NO_NOISE, T_TR) in of_recipients(config, NoisePlan(0.0, 0.0, 0.0))
 
 
-def test_ifca_is_never_private() -> None:
-    """`parse` refuses it already; a configuration built otherwise gets no further."""
-    config = RunConfig(strategy="ifca", noise_multiplier=1.0)
-    with pytest.raises(ConfigError, match="ifca"):
-        planned(config)
-    seen = of_recipients(config, NoisePlan(0.0, 1.0, 1e-5), (0, T_TR))
-    assert UnprotectedRelease(IN_THE_CLEAR, T_TR) in seen
+class TestLocalUpdates:
+    """IFCA under local DP: a user's releases of its own, at most as many as the cap, seen alike by all."""
+
+    @pytest.mark.parametrize(("cap", "count"), [(0, None), (3, 3), (T_TR + 5, T_TR)])
+    def test_releases(self, cap: int, count: int | None) -> None:
+        config = configured(strategy="ifca", noise_multiplier=2.0, participation_cap=cap)
+        count = participation_cap(config, 2) if count is None else count
+        noise = planned(config)
+        assert noise == NoisePlan(0.0, 2.0, noise.delta)
+        assert of_recipients(config, noise, (0, T_TR)) == [ZcdpRelease(1 / 8, count)]
+        assert released(config, noise, USERS, SHAPES, 0, T_TR, to_server=True) == [ZcdpRelease(1 / 8, count)]
+
+    @pytest.mark.parametrize("target", [2.0, 8.0])
+    def test_calibrated_by_hand(self, target: float) -> None:
+        """`count` Gaussian releases are one of ρ = count / (2z²); ε by the conversion of Balle et al."""
+        config = configured(strategy="ifca", epsilon=target)
+        noise, count = planned(config), participation_cap(config, 2)
+
+        def by_hand(z: float) -> float:
+            orders = 1 + np.geomspace(1e-3, 1e4, 20_000)
+            rho = count / (2 * z * z)
+            terms = np.log1p(-1 / orders) - (np.log(noise.delta) + np.log(orders)) / (orders - 1)
+            return float((orders * rho + terms).min())
+
+        assert target * (1 - 1e-3) < by_hand(noise.stage2) <= target * (1 + 1e-6)
+        assert by_hand(noise.stage2 * 0.995) > target
+        whole = ZcdpRelease(1 / (2 * noise.stage2**2), count)
+        assert epsilon(whole, delta=noise.delta) == pytest.approx(by_hand(noise.stage2), rel=1e-3)
+
+    def test_what_secure_sums_need_is_not_asked_for(self) -> None:
+        small = configured(strategy="ifca", noise_cohort_size=1, bits=8, ledger="x")
+        assert planned(small) == planned(configured(strategy="ifca"))
+
+    def test_without_privacy_it_is_a_secure_sum(self) -> None:
+        config = configured(strategy="ifca", epsilon=math.inf)
+        assert rounds_by_step(config, 0, T_TR)["update"] == T_TR
+        assert "local-update" in rounds_by_step(configured(strategy="ifca"), 0, T_TR)
 
 
 def test_of_step() -> None:
     noise = NoisePlan(1.0, 2.0, 1e-5)
     assert [noise.of_step(step) for step in ("mean", "lloyd", "sketch", "update")] == [1, 1, 1, 2]
+    assert [noise.of_step(step) for step in ("local-update", "raw-update")] == [2, 2]
 
 
 class TestEarlierRuns:

@@ -16,6 +16,7 @@ from pina_flwr.report.summary import (
     Epsilons,
     NoiseMultipliers,
     Summary,
+    known_as,
     print_summary,
     read_summary,
     sentence,
@@ -329,3 +330,8 @@ def test_table_of_fedavg_and_of_a_natural_split():
 )
 def test_durations(seconds, text):
     assert module._duration(seconds) == text
+
+
+def test_a_local_folder_is_known_by_its_name():
+    names = ["digits", "owner/mnist", "/data/mnist", "./mnist", "../mnist", "~/x/mnist/"]
+    assert [known_as(name) for name in names] == ["digits", "owner/mnist", *["mnist"] * 4]

@@ -29,7 +29,7 @@ from pina_flwr.config import RunConfig
 from pina_flwr.messages import EVALUATE, KEYS, REVEAL, TRAIN, Task, pack, request, unpack
 from pina_flwr.privacy.admission import offer_of
 from pina_flwr.privacy.noise import KEY_BYTES
-from pina_flwr.privacy.plan import plan
+from pina_flwr.privacy.plan import plan, vector_size
 from pina_flwr.privacy.policy import REASONS
 from pina_flwr.privacy.sum_mechanism import open_mechanism
 from pina_flwr.secure_sum.interface import REFUSAL, VECTOR
@@ -54,6 +54,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "32 bits": {"bits": 32},
     "fedavg": {"strategy": "fedavg"},
     "random start, no counts": {"strategy": "pina-ri", "normality": "energy"},
+    "fednova, local work that differs": {"strategy": "fednova", "local_epochs_least": 1, "local_epochs": 3},
+    "ifca, noise of each user": {"strategy": "ifca"},
 }
 
 
@@ -101,9 +103,14 @@ def _vector(config: RunConfig, content: RecordDict, task: Task) -> ArrayRecord:
 
 
 def _sketches(config: RunConfig, content: RecordDict, task: Task) -> ArrayRecord:
-    """One finite row for each user that was asked."""
+    """One finite row for each user that was asked: its sketch, or its update under noise of its own."""
     rows = unpack(content.array_records[SKETCHES])["rows"]
-    width = sketch_mechanism(config, shapes(config).sketch).width
+    sketched = task.step == "sketch"
+    width = (
+        sketch_mechanism(config, shapes(config).sketch).width
+        if sketched
+        else vector_size(config, "local-update", shapes(config))
+    )
     if rows.shape != (len(task.users), width) or not np.isfinite(rows).all():
         raise Leak(f"sketches of shape {rows.shape}")
     return pack({"rows": np.array(rows, dtype=np.float32)})
@@ -143,9 +150,9 @@ class TestEveryKind:
         c = config(**{"diagnostics": False, "noise_multiplier": 1.5} | KINDS[kind])
         grid = run(c, 3)
         names = {check_reply(grid, exchange) for exchange in train_exchanges(grid)}
-        sketches = {SKETCHES} if c.stage1 == "sketch" else set()
+        sketches = {SKETCHES} if c.stage1 == "sketch" or c.local_updates else set()
         keys = {KEYS} if c.dropout_noise == "removable" else set()
-        assert names == {VECTOR} | sketches | keys
+        assert names == (set() if c.local_updates else {VECTOR}) | sketches | keys
         assert {e.request.metadata.message_type for e in grid.exchanges} <= {TRAIN, "query.who"}
 
         rows, summary, privacy = rows_of(c), json_of(c, "summary.json"), json_of(c, "privacy.json")

@@ -18,8 +18,10 @@ from transformers import AutoModelForImageClassification
 
 from pina_flwr.config import STRATEGIES, RunConfig, parse, to_dict
 from pina_flwr.privacy.accountant import epsilon as spent
+from pina_flwr.privacy.guarantee import OWN_STEPS
 from pina_flwr.privacy.releases import GaussianRelease
 from pina_flwr.strategies import STRATEGIES as CLASSES
+from pina_flwr.traits import TRAITS
 
 Make = Callable[..., RunConfig]
 INF = math.inf
@@ -48,8 +50,15 @@ ALL: dict[str, dict[str, Any]] = {
     "pina, random start": {"stage1": "random"},
     "pina-ri": {"strategy": "pina-ri", "normality": "energy"},
     "fedavg": {"strategy": "fedavg"},
+    "fedprox": {"strategy": "fedprox", "mu": 0.5},
+    "fednova": {"strategy": "fednova", "local_epochs": 2, "local_epochs_least": 1, "batch_size": 2},
     "ifca": {"strategy": "ifca", "epsilon": INF},
     "oracle": {"strategy": "oracle"},
+    **{
+        name: {"strategy": name, "epsilon": INF, "secure_sum": "none"}
+        for name, traits in TRAITS.items()
+        if traits.in_the_clear
+    },
 }
 KEYS = {
     "strategy",
@@ -77,6 +86,7 @@ def load_adapter(config: RunConfig, cluster: int) -> PeftModel:
 
 def test_all_are_there() -> None:
     assert set(CLASSES) == set(STRATEGIES)
+    assert {name: cls.traits for name, cls in CLASSES.items()} == TRAITS
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -84,7 +94,7 @@ def test_runs_and_leaves_everything(config: Make, name: str) -> None:
     options = {"noise_multiplier": 0.0 if ALL[name].get("epsilon") == INF else 1.0} | ALL[name]
     c = config(**options)
     run(c, 2)
-    folder, clusters = Path(c.output), 1 if c.strategy == "fedavg" else 4
+    folder, clusters = Path(c.output), c.slots
     stage1 = 2 if c.strategy == "pina" and c.stage1 != "random" else 0
 
     rows = rows_of(c)
@@ -183,6 +193,37 @@ def test_the_oracle_knows_the_groups(config: Make) -> None:
     assert {e.task.choose for e in grid.trained()} == {"group"}
     assert all(row.clustering_accuracy == row.ari == 1 for row in rows_of(c))
     np.testing.assert_array_equal(np.ptp(models_sent(grid, 1), axis=0), 0)  # all start alike
+
+
+@pytest.mark.usefixtures("bare")
+class TestBaselinesUnderSecAgg:
+    """FedProx and FedNova, users doing one to three epochs in batches of two."""
+
+    def outcome(self, config: Make, strategy: str, **options: Any) -> tuple[list[float | None], RunConfig]:
+        usual = {"local_epochs": 3, "local_epochs_least": 1, "batch_size": 2, "mu": 4.0, "clip_norm": 100.0}
+        c = config(strategy=strategy, **usual | {"secure_sum": "secagg+", "sampling_rate": 1.0} | options)
+        run(c, 2)
+        return [row.loss for row in rows_of(c)], c
+
+    def test_without_noise_they_train_as_with_a_trusted_sum(self, config: Make) -> None:
+        losses = {}
+        for strategy in ("fedavg", "fedprox", "fednova"):
+            losses[strategy] = self.outcome(config, strategy, epsilon=INF)[0]
+            trusted = self.outcome(config, strategy, epsilon=INF, secure_sum="trusted")[0]
+            assert losses[strategy] == pytest.approx(trusted, rel=1e-3)
+        for strategy in ("fedprox", "fednova"):
+            assert losses[strategy] != pytest.approx(losses["fedavg"], rel=3e-3)
+
+    def test_their_guarantee_is_fedavgs(self, config: Make) -> None:
+        found = {}
+        for strategy in ("fedavg", "fedprox", "fednova"):
+            _, c = self.outcome(config, strategy, epsilon=2.0, diagnostics=False)
+            found[strategy] = json_of(c, "privacy.json")
+        own = [OWN_STEPS, *found["fedavg"]["assumptions"]]
+        assert sorted(found["fednova"].pop("assumptions")) == sorted(own)
+        assert found["fedprox"].pop("assumptions") == found["fedavg"].pop("assumptions")
+        assert found["fedprox"] == found["fednova"] == found["fedavg"]
+        assert 1.9 < found["fednova"]["recipient"]["epsilon"] <= 2
 
 
 def test_ifca_is_not_clipped(config: Make) -> None:

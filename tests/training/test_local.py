@@ -71,13 +71,16 @@ def assert_same_training(ours, theirs, start, within):
 def test_side_by_side_equals_one_by_one(backbone, batch_size):
     data, start = private_data(backbone), starts(backbone)
     sgd = LocalSGD(epochs=2, batch_size=batch_size, learning_rate=0.2)
-    together = sgd.train(backbone, backbone.spec, start, side_by_side(backbone, data), orders(len(SIZES)))
+    together, steps = sgd.train(
+        backbone, backbone.spec, start, side_by_side(backbone, data), orders(len(SIZES))
+    )
     assert not together.requires_grad
     for user in range(len(SIZES)):
         alone = side_by_side(backbone, data[user : user + 1])
-        one = sgd.train(
+        one, taken = sgd.train(
             backbone, backbone.spec, start[user : user + 1], alone, orders(len(SIZES))[user : user + 1]
         )
+        assert taken[0] == steps[user] == 2 * (1 if batch_size == 0 else -(-SIZES[user] // batch_size))
         assert_same_training(together[user], one[0], start[user], within=1e-4)
 
 
@@ -86,7 +89,7 @@ def test_equals_plain_sgd_on_the_peft_model(backbone, batch_size):
     """The whole model from pixels on, one user, torch's optimiser, the same batches."""
     data, start = private_data(backbone), starts(backbone)
     sgd = LocalSGD(epochs=2, batch_size=batch_size, learning_rate=0.2)
-    ours = sgd.train(backbone, backbone.spec, start, side_by_side(backbone, data), orders(len(SIZES)))
+    ours, _ = sgd.train(backbone, backbone.spec, start, side_by_side(backbone, data), orders(len(SIZES)))
     for user in (0, 2):
         twin = PeftTwin(tiny_vit.load(10), backbone, backbone.spec, start[user])
         optimiser = torch.optim.SGD(twin.parameters(), lr=0.2)
@@ -113,7 +116,9 @@ def test_padding_counts_for_nothing(plain):
     for batch_size in (0, 2):
         sgd = LocalSGD(epochs=2, batch_size=batch_size, learning_rate=0.2)
         results = [
-            sgd.train(plain, plain.spec, start, side_by_side(plain, data, garbage), orders(len(SIZES)))
+            sgd.train(
+                plain, plain.spec, start, side_by_side(plain, data, garbage), orders(len(SIZES))
+            ).vectors
             for garbage in (0.0, 3.0)
         ]
         torch.testing.assert_close(*results)
@@ -174,7 +179,9 @@ def test_user_without_images_stays_where_it_starts(plain):
     batch.weights[1] = 0
     assert user_losses(plain, plain.spec, start, batch)[1] == 0
     for batch_size in (0, 2):
-        trained = LocalSGD(2, batch_size, 0.3).train(plain, plain.spec, start, batch, orders(4))
+        trained = (
+            LocalSGD(2, batch_size, 0.3, mu=1.0).train(plain, plain.spec, start, batch, orders(4)).vectors
+        )
         assert torch.equal(trained[1], start[1])
         assert torch.isfinite(trained).all()
 
@@ -185,6 +192,54 @@ def test_a_diverging_user_spoils_no_other(plain):
     good = side_by_side(plain, data)
     bad = side_by_side(plain, [(data[0][0] * np.nan, data[0][1]), *data[1:]])
     sgd = LocalSGD(2, 0, 0.3)
-    expected, trained = (sgd.train(plain, plain.spec, start, batch, orders(4)) for batch in (good, bad))
+    expected, trained = (
+        sgd.train(plain, plain.spec, start, batch, orders(4)).vectors for batch in (good, bad)
+    )
     assert torch.isnan(trained[0]).any()
     torch.testing.assert_close(trained[1:], expected[1:])
+
+
+def test_proximal_term_against_autograd(plain):
+    """Three steps on loss + μ/2·‖w - w_start‖², differentiated as a whole."""
+    data, start, mu, rate = private_data(plain), starts(plain), 0.7, 0.2
+    batch = side_by_side(plain, data)
+    ours, _ = LocalSGD(3, 0, rate, mu).train(plain, plain.spec, start, batch, orders(4))
+    vectors = start.clone()
+    for _ in range(3):
+        vectors = vectors.detach().requires_grad_(True)
+        proximal = mu / 2 * ((vectors - start) ** 2).sum(dim=1)
+        (user_losses(plain, plain.spec, vectors, batch) + proximal).sum().backward()
+        vectors = vectors.detach() - rate * vectors.grad
+    torch.testing.assert_close(ours - start, vectors - start, rtol=1e-4, atol=1e-6)
+    free, _ = LocalSGD(3, 0, rate).train(plain, plain.spec, start, batch, orders(4))
+    assert ((ours - start).norm(dim=1) < 0.95 * (free - start).norm(dim=1)).all()
+
+
+@pytest.mark.parametrize("batch_size", [0, 3])
+@pytest.mark.parametrize("mu", [0.0, 1.0])
+def test_epochs_of_each_user(plain, batch_size, mu):
+    """Users that stop earlier than others train as they would alone."""
+    data, start, epochs = private_data(plain), starts(plain), torch.tensor([3, 1, 2, 0])
+    sgd = LocalSGD(7, batch_size, 0.2, mu)
+    together = sgd.train(plain, plain.spec, start, side_by_side(plain, data), orders(4), epochs)
+    batches = [1 if batch_size == 0 else -(-size // batch_size) for size in SIZES]
+    assert together.steps.tolist() == [int(e) * b for e, b in zip(epochs, batches, strict=True)]
+    for user, count in enumerate(epochs.tolist()):
+        part = slice(user, user + 1)
+        alone = LocalSGD(count, batch_size, 0.2, mu).train(
+            plain, plain.spec, start[part], side_by_side(plain, data[part]), orders(4)[part]
+        )
+        torch.testing.assert_close(together.vectors[user], alone.vectors[0], rtol=1e-4, atol=1e-5)
+    assert torch.equal(together.vectors[3], start[3])
+
+
+def test_who_is_done_is_not_spoilt_by_a_gradient_that_is_not_finite(plain):
+    """A user stops; a step later its own loss is NaN, since its images are: it keeps what it has."""
+    data, start = private_data(plain), starts(plain)
+    good = side_by_side(plain, data)
+    bad = side_by_side(plain, [(data[0][0] * np.nan, data[0][1]), *data[1:]])
+    epochs = torch.tensor([0, 1, 1, 1])
+    trained = LocalSGD(1, 0, 0.2).train(plain, plain.spec, start, bad, orders(4), epochs)
+    expected = LocalSGD(1, 0, 0.2).train(plain, plain.spec, start, good, orders(4), epochs)
+    assert torch.equal(trained.vectors[0], start[0])
+    torch.testing.assert_close(trained.vectors, expected.vectors)

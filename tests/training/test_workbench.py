@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from pina_flwr.config import ConfigError
 from pina_flwr.models.backbone import Backbone
 from pina_flwr.training import workbench
-from pina_flwr.training.workbench import least, open_workbench, pick_device
+from pina_flwr.training.workbench import is_slow, least, open_workbench, pick_device
 
 ALL = list(range(6))
 
@@ -288,6 +288,26 @@ class TestOpening:
         with pytest.raises(ConfigError) as error:
             pick_device(name)
         assert str(error.value) == f"device = {name!r}: must be auto, cpu, cuda or cuda:N"
+
+    @pytest.mark.parametrize(
+        ("precision", "capability", "device", "slow"),
+        [
+            ("bfloat16", "AVX2", "cpu", True),
+            ("bfloat16", "DEFAULT", "cpu", True),
+            ("bfloat16", "AVX512", "cpu", False),
+            ("bfloat16", "AVX2", "cuda", False),
+            ("float32", "AVX2", "cpu", False),
+        ],
+    )
+    def test_arithmetic_that_takes_ages_is_told(
+        self, monkeypatch, flwr_log, precision, capability, device, slow
+    ):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+        assert is_slow(precision, torch.device(device)) is slow
+        if device == "cpu":
+            open_workbench(configure(precision=precision, seed=77 if slow else 78))
+            open_workbench.cache_clear()
+            assert ("has no such arithmetic" in flwr_log.text) is slow
 
     def test_kept_between_messages(self):
         config = configure()
