@@ -390,6 +390,10 @@ def _check_together(c: RunConfig) -> None:
             c.secure_sum == "secagg+" or not c.secagg_signed,
             f"secagg-signed = true: signs what secure-sum = {c.secure_sum!r} does not have; set 'secagg+'",
         ),
+        (
+            not (c.secagg_signed and c.local_updates),
+            f"secagg-signed = true: with strategy {c.strategy!r} vectors leave one by one; set false",
+        ),
         (bool(c.user_column) or c.num_users >= 1, f"num-users = {c.num_users}: must be at least 1"),
         (
             bool(c.user_column) or c.images_per_user >= 1,

@@ -113,6 +113,11 @@ def _check_run(config: RunConfig, policy: Policy | None) -> None:
             policy is None or config.secure_sum in policy.secure_sums,
             f"secure-sum = {config.secure_sum!r}: a node's policy does not accept it",
         ),
+        (
+            policy is None or not config.local_updates or "none" in policy.secure_sums,
+            f"strategy = {config.strategy!r}: with it vectors leave one by one; a policy must have 'none' in "
+            "secure-sums for that",
+        ),
     ]
     for holds, message in rules:
         if not holds:

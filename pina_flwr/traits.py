@@ -46,6 +46,8 @@ class Traits:
             raise ValueError(f"start = {self.start!r}: must be one of {', '.join(STARTS)}")
         if self.one_model and (self.start != "shared" or self.knows_groups):
             raise ValueError("one_model: must have start = 'shared' and no knows_groups")
+        if self.local_noise and self.start == "stage1":
+            raise ValueError("local_noise: goes with no secure sums, of which start = 'stage1' may have some")
         if self.in_the_clear and (not self.one_model or self.local_noise or self.rule != "none"):
             raise ValueError("in_the_clear: must have one_model, rule = 'none' and no local_noise")
 

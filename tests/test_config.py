@@ -333,6 +333,10 @@ def test_unknown_options(key: str, message: str) -> None:
             {"secagg_neighbours": 4, "secagg_threshold": 1, "secure_sum": "trusted"},
             "secagg-threshold = 1: must be above half of neighbours = 4, and at most 4",
         ),
+        (
+            {"secagg_signed": True, "strategy": "ifca"},
+            "secagg-signed = true: with strategy 'ifca' vectors leave one by one; set false",
+        ),
         ({"secagg_neighbours": 65536}, "secagg-neighbours = 65536: must be at most 65534"),
     ],
 )

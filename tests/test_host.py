@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,21 @@ def test_who_signs_is_in_no_simulation(tmp_path: Path, secure_sum: str) -> None:
         open_host(tiny(secure_sum=secure_sum, diagnostics=False), place, "1")
     with pytest.raises(ConfigError, match=r"^secagg-signed = true: signs what secure-sum = 'trusted'"):
         tiny(secure_sum="trusted", secagg_signed=True)
+
+
+@pytest.mark.parametrize("sums", ["'secagg+'", "'secagg+', 'trusted'"])
+def test_a_policy_must_accept_that_vectors_leave_one_by_one(tmp_path: Path, sums: str) -> None:
+    path = tmp_path / "policy.toml"
+    place = {"partition-id": 0, "num-partitions": 1, "policy": str(path), "ledger": str(tmp_path / "l")}
+    local = tiny(strategy="ifca", epsilon=8.0, diagnostics=False, secure_sum="secagg+")
+    clear = tiny(strategy="krum", epsilon=math.inf, diagnostics=False, secure_sum="none")
+    path.write_text(f"max-epsilon = 8.0\ndelta = 1e-5\nsecure-sums = [{sums}]\n")
+    with pytest.raises(ConfigError, match=r"^strategy = 'ifca': with it vectors leave one by one"):
+        open_host(local, place, "1")
+    with pytest.raises(ConfigError, match=r"^secure-sum = 'none': a node's policy does not accept it"):
+        open_host(clear, place, "1")
+    path.write_text(f"max-epsilon = 8.0\ndelta = 1e-5\nsecure-sums = [{sums}, 'none']\n")
+    assert open_host(local, place, "1").policy is not None
 
 
 def test_once_lies_beside_the_ledger(tmp_path: Path) -> None:

@@ -41,9 +41,9 @@ REASONS = (
 )
 """All that a server is told when a client refuses. None of it depends on data."""
 MECHANISMS = ("skellam", "discrete-gaussian", "zcdp", "gaussian")
-"""Mechanisms that a policy may accept, by their name in ledgers; "zcdp" is any of a local sketch."""
+"""Mechanisms that a policy may accept, by their name in ledgers; "zcdp" is a user's own noise, in floats."""
 EXACT = MECHANISMS[:3]
-SECURE_SUMS = ("secagg+", "trusted")
+SECURE_SUMS = ("secagg+", "trusted", "none")
 LARGEST_COHORT = 2**31 - 1
 MOST_BITS = 64
 NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
@@ -143,9 +143,10 @@ class Policy:
     min_clip_norm, max_clip_norm: ε does not depend on S, but arithmetic with huge or tiny numbers breaks.
     max_sampling_rate: how often the owner is willing to be asked.
     mechanisms: by default those that are exact in integers, and local sketches. Continuous noise in floats
-        ("gaussian") has low bits that attacks can read (Mironov 2012).
+        ("gaussian") has low bits that attacks can read (Mironov 2012), and so have local sketches.
     secure_sums: by default those that keep a server from seeing a single vector. "trusted" does not: it is
-        for simulation, and a vector alone carries only its own share of the noise.
+        for simulation, and a vector alone carries only its own share of the noise. "none": each user's update
+        may leave by itself, with all the noise that its ε needs (strategy "ifca").
 
     Raises:
         ConfigError: a field is of a wrong type or out of bounds.

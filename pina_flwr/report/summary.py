@@ -46,7 +46,7 @@ NAMES = {
     "bulyan": "Bulyan",
 }
 ADVERSARIES = {
-    "recipient": "model recipients (amplified by sampling)",
+    "recipient": "model recipients",
     "server": "the server (not amplified)",
     "sketch": "the reader of a single sketch (local)",
 }
@@ -109,6 +109,10 @@ class Summary:
     """A round of stage 2 counted; otherwise the models are those that training starts from."""
     in_the_clear: bool = False
     """Users sent their updates as they are: there was neither a secure sum nor central DP."""
+    local_updates: bool = False
+    """Each user protected its update by noise of its own; nothing is amplified."""
+    test_on: str = "test"
+    """What accuracy was measured on: test images, or training images that are held out ("validation")."""
 
 
 def write_summary(folder: str | Path, summary: Summary) -> Path:
@@ -224,11 +228,13 @@ def _verdict(clustering_accuracy: float, *, enough_clusters: bool) -> str:
 def _accuracy_clause(summary: Summary, chance: float | None) -> str:
     accuracy = _finite(summary.accuracy)
     if accuracy is None:
-        return ", test accuracy not measured,"
+        return f", {summary.test_on} accuracy not measured,"
     if chance is None or accuracy > chance + NEAR_CHANCE:
-        return f" and reached {accuracy:.2f} mean test accuracy"
+        return f" and reached {accuracy:.2f} mean {summary.test_on} accuracy"
     relation = "below" if accuracy < chance - NEAR_CHANCE else "about"
-    return f" and reached only {accuracy:.2f} mean test accuracy, {relation} chance ({chance:.2f}),"
+    return (
+        f" and reached only {accuracy:.2f} mean {summary.test_on} accuracy, {relation} chance ({chance:.2f}),"
+    )
 
 
 def _privacy_clause(summary: Summary) -> str:
@@ -245,8 +251,8 @@ def _privacy_clause(summary: Summary) -> str:
 
 def _score_lines(summary: Summary, rows: Sequence[RoundRow]) -> list[tuple[str, str]]:
     lines = [
-        ("test accuracy, mean", _score(summary.accuracy)),
-        ("test accuracy, worst cluster", _score(summary.worst_cluster_accuracy)),
+        (f"{summary.test_on} accuracy, mean", _score(summary.accuracy)),
+        (f"{summary.test_on} accuracy, worst cluster", _score(summary.worst_cluster_accuracy)),
     ]
     if summary.clusters > 1:
         missing = "groups unknown" if summary.groups is None else "not measured"
@@ -281,15 +287,21 @@ def _cost_lines(summary: Summary, rows: Sequence[RoundRow]) -> list[tuple[str, s
 
 def _privacy_lines(summary: Summary) -> list[tuple[str, str]]:
     epsilons = dataclasses.asdict(summary.epsilon)
-    lines = [(f"ε towards {who}", epsilon_text(epsilons[key])) for key, who in ADVERSARIES.items()]
+    noisy, who = _is_noisy(summary), dict(ADVERSARIES)
+    if noisy:
+        amplified = "not amplified" if summary.local_updates else "amplified by sampling"
+        who["recipient"] += f" ({amplified})"
+    lines = [(f"ε towards {name}", epsilon_text(epsilons[key])) for key, name in who.items()]
     for key, value in (summary.epsilon_as_paper_counts or {}).items():
-        lines.append((f"ε as the paper counts, towards {ADVERSARIES.get(key, key)}", epsilon_text(value)))
+        lines.append((f"ε as the paper counts, towards {who.get(key, key)}", epsilon_text(value)))
     if summary.in_the_clear:
         return [*lines, ("privacy", "no secure sum, no central DP")]
     z = summary.noise_multiplier
     lines.append(("δ", f"{summary.delta:.2g}"))
     lines.append(("noise multiplier, stage 1, stage 2", f"{_multiplier(z.stage1)}, {_multiplier(z.stage2)}"))
-    if _is_noisy(summary):
+    if noisy and summary.local_updates:
+        lines.append(("noise", "each user's own"))
+    elif noisy:
         size = summary.noise_cohort_size
         lines.append(("noise of a cohort of", f"{size:,} users" if size else "the users who took part"))
     return lines

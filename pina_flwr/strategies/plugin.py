@@ -7,6 +7,7 @@ node. docs/strategies.md shows one.
 from __future__ import annotations
 
 import importlib
+import inspect
 
 from pina_flwr.config import NORMALITY, ConfigError
 from pina_flwr.strategies.clustered import ClusteredTraining
@@ -27,6 +28,9 @@ def load_strategy(path: str) -> type[ClusteredTraining]:
         raise ConfigError(
             f"strategy = {path!r}: must be a subclass of pina_flwr.strategies.clustered.ClusteredTraining"
         )
+    if inspect.isabstract(found):
+        left = ", ".join(sorted(found.__abstractmethods__))
+        raise ConfigError(f"strategy = {path!r}: {name} is abstract; must define {left}")
     if not isinstance(found.traits, Traits):
         raise ConfigError(f"strategy = {path!r}: {name}.traits must be a pina_flwr.traits.Traits")
     if found.traits.rule not in ("", *NORMALITY):

@@ -134,6 +134,8 @@ class Recorder:
             dropped_rounds=sum(row.dropped is not None for row in self.rows),
             trained=any(row.stage == 2 and row.dropped is None for row in self.rows),
             in_the_clear=c.traits.in_the_clear,
+            local_updates=c.local_updates,
+            test_on=c.test_on,
         )
 
 

@@ -287,6 +287,28 @@ def test_table_names_the_adversary_of_every_epsilon():
         assert line.strip("│ ").endswith(value)
 
 
+def test_table_of_local_noise_says_whose_it_is_and_amplifies_nothing():
+    text = printed(summary_of(local_updates=True))
+    assert "ε towards model recipients (not amplified)" in text
+    assert "each user's own" in text
+    assert "noise of a cohort" not in text
+
+
+def test_nothing_is_amplified_without_noise():
+    none = NoiseMultipliers(stage1=None, stage2=None)
+    text = printed(summary_of(noise_multiplier=none))
+    assert "ε towards model recipients " in text
+    assert "amplified by sampling" not in text
+
+
+def test_accuracy_on_validation_images_is_not_called_test_accuracy():
+    summary = summary_of(test_on="validation")
+    assert "mean validation accuracy" in sentence(summary)
+    text = printed(summary)
+    assert "validation accuracy, mean" in text
+    assert "test accuracy" not in text
+
+
 def test_print_summary_tells_caveats_and_place(tmp_path):
     folder = tmp_path / ("long-folder-name-" * 8)
     text = printed(summary_of(caveats=["Keep [bold]brackets[/bold]."]), folder=folder, width=80)

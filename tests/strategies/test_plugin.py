@@ -162,6 +162,10 @@ class TestMistakes:
                 HEAD + "class C(ClusteredTraining):\n    traits = Traits(in_the_clear=True)",
                 "ValueError: in_the_clear: must have one_model, rule = 'none' and no local_noise",
             ),
+            (
+                HEAD + "class C(ClusteredTraining):\n    traits = Traits(start='stage1', local_noise=True)",
+                "ValueError: local_noise: goes with no secure sums, of which start = 'stage1' may have some",
+            ),
         ],
     )
     def test_a_module_that_raises(self, modules: Callable[[str, str], None], code: str, reason: str) -> None:
@@ -176,6 +180,7 @@ class TestMistakes:
             ("number", "must be a subclass of pina_flwr.strategies.clustered.ClusteredTraining"),
             ("Stranger", "must be a subclass of pina_flwr.strategies.clustered.ClusteredTraining"),
             ("Dict", "Dict.traits must be a pina_flwr.traits.Traits"),
+            ("Half", "Half is abstract; must define step"),
             ("Rule", "rule = 'median' must be empty or one of count, paper, paper-no-zeroing, energy, none"),
         ],
     )
@@ -184,10 +189,14 @@ class TestMistakes:
             "mine",
             HEAD
             + """
+import abc
 number = 3
 class Stranger: ...
 class Dict(ClusteredTraining):
     traits = {"start": "random"}
+class Half(ClusteredTraining):
+    @abc.abstractmethod
+    def step(self): ...
 class Rule(ClusteredTraining):
     traits = Traits(rule="median")
 """,

@@ -3,12 +3,14 @@
 import dataclasses
 import errno
 import os
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from pina_flwr.config import ConfigError, parse
+from pina_flwr.config import ConfigError, RunConfig, parse
 from pina_flwr.training import activations
 from pina_flwr.training.activations import DECISIVE, Activations, open_activations
 
@@ -151,7 +153,7 @@ class TestFolderOfARun:
     @pytest.mark.parametrize("name", DECISIVE)
     def test_a_decisive_option_has_its_own(self, tmp_path, name):
         """What the trainable layers see depends on it."""
-        others = {"rotations": 2, "deal": "disjoint", "lora_layers": 2, "augment": 3}
+        others = {"rotations": 2, "deal": "disjoint", "lora_layers": 2, "augment": 3, "test_on": "validation"}
         base = {"rotations": 1} if name == "user_column" else {}
         default = getattr(parse(base), name)
         value = others.get(name, default + 1 if isinstance(default, int) else default + "x")
@@ -211,3 +213,15 @@ class TestFolderOfARun:
         with pytest.raises(ConfigError, match=r"^cache-dir = '.*': can't be written \(") as error:
             open_activations(parse({"cache-dir": path}))
         assert "\n" not in str(error.value)
+
+
+def test_all_that_decides_which_images_there_are_is_decisive():
+    """Else a run would find the activations of other images in the folder, and never know."""
+    data = Path(activations.__file__).parents[1] / "data"
+    read = {
+        name
+        for path in data.glob("*.py")
+        for name in re.findall(r"\b(?:config|c)\.([a-z_]+)\b", path.read_text(encoding="utf-8"))
+    }
+    assert read & {"seed", "deal", "test_on"} == {"seed", "deal", "test_on"}
+    assert {name for name in read if name in RunConfig.__dataclass_fields__} <= set(DECISIVE)
