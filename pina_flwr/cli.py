@@ -269,7 +269,7 @@ def _compare(
                 interrupted=lambda: bool(caught),
             )
 
-        compare(
+        all_ended = compare(
             comparisons,
             wanted,
             run_one,
@@ -277,7 +277,7 @@ def _compare(
             stopped=lambda: bool(caught),
             console=Console(),
         )
-        return _report_cells(comparisons, wanted, caught)
+        return _report_cells(comparisons, wanted, [] if all_ended else caught)
 
 
 def _report_only(comparisons: Sequence[Comparison], wanted: Callable[[Cell], bool]) -> int:
@@ -299,14 +299,14 @@ def _list_cells(comparisons: Sequence[Comparison], wanted: Callable[[Cell], bool
 def _report_cells(
     comparisons: Sequence[Comparison], wanted: Callable[[Cell], bool], caught: Sequence[int]
 ) -> int:
-    """Say how the comparisons ended; the exit status."""
+    """Say how the comparisons ended; the exit status. caught: the signals that kept cells from ending."""
     from pina_flwr.compare.cells import State
 
     states = [c.status(cell).state for c in comparisons for cell in c.cells if wanted(cell)]
     done, failed = states.count(State.DONE), states.count(State.FAILED)
     folders = ", ".join(str(comparison.folder) for comparison in comparisons)
     typer.echo(f"{done} of {len(states)} cells are done. Tables, figures and page.md are in {folders}.")
-    if caught and done + failed < len(states):
+    if caught:
         return _fail(f"stopped before its end by {signal.Signals(caught[0]).name}", SIGNAL_BASE + caught[0])
     if failed:
         return _fail(f"{failed} of {len(states)} cells failed; the next start tries them again", FAILURE)

@@ -2,8 +2,9 @@
 
 The folder says by itself how far it is. `cell.toml` is written before the run starts and holds all its
 options; the run writes its summary last. So a cell is done if its options are those asked for, its summary
-and its rounds are whole, and no `failed.txt` says that the run failed for all that. Only then is a cell not
-run again, and never are files of two runs in one folder: what has other options is moved aside first.
+is of such a run and whole, as are its rounds, and no `failed.txt` says that the run failed for all that. Only
+then is a cell not run again, and never are files of two runs in one folder: what has other options or is
+damaged is moved aside first.
 
 Nothing in it depends on the machine or on where the folder lies. Of a data set or a backbone in a local
 folder only the folder's name counts, and it may stand for a Hugging Face id (owner/name) that ends with it:
@@ -27,6 +28,8 @@ from pina_flwr.compare.grid import Cell
 from pina_flwr.compare.made_with import MadeWith
 from pina_flwr.config import ConfigError, RunConfig, to_dict
 from pina_flwr.report import metrics_log, summary
+from pina_flwr.report.summary import Summary
+from pina_flwr.report.typed import from_values
 from pina_flwr.runner import RunResult
 from pina_flwr.runner.output import prepared
 from pina_flwr.runner.overrides import read_toml
@@ -83,10 +86,12 @@ def status(cell: Cell, folder: Path) -> Status:
     """How far the cell is in its folder, which need not exist."""
     if not folder.is_dir() or all(path.name.startswith(".") for path in folder.iterdir()):
         return Status(State.MISSING)
+    if not (folder / RECORD).exists():
+        return Status(State.CHANGED, f"holds files but no {RECORD}")
     try:
         record = read_record(folder)
-    except ConfigError:
-        return Status(State.CHANGED, f"holds files but no {RECORD}")
+    except ConfigError as error:
+        return Status(State.UNFINISHED, str(error))
     if changed := differences(cell.config, record.options):
         return Status(State.CHANGED, ", ".join(changed))
     failure = folder / FAILED
@@ -95,7 +100,7 @@ def status(cell: Cell, folder: Path) -> Status:
         return Status(State.FAILED, lines[0] if lines else "no reason given")
     if not (folder / summary.FILE_NAME).exists():
         return Status(State.UNFINISHED)
-    damage = _damage(folder)
+    damage = _damage(cell, folder)
     return Status(State.UNFINISHED, damage) if damage else Status(State.DONE)
 
 
@@ -126,7 +131,7 @@ def run_cell(cell: Cell, folder: Path, aside: Path, versions: MadeWith, runner: 
             result = runner(cell, folder)
         if result.status == INTERRUPTED:
             return Status(State.UNFINISHED)
-        reason = result.reason or _damage(folder)
+        reason = result.reason or _damage(cell, folder)
     except Exception as error:  # whatever it is, the other cells can do without this one
         reason, trace = f"{type(error).__name__}: {error}", traceback.format_exc()
         reason = str(error) if isinstance(error, ConfigError) else reason
@@ -157,16 +162,18 @@ def write_record(folder: Path, cell: Cell, versions: MadeWith) -> None:
 
 
 def read_record(folder: Path) -> Record:
-    """The content of `cell.toml`.
+    """The content of `cell.toml`, which newer or older code may have written.
 
     Raises:
         ConfigError: there is none, or it is not one.
     """
-    table = read_toml(folder / RECORD)
     try:
-        return Record(dict(table["options"]), MadeWith(**table["made-with"]))
-    except (LookupError, TypeError, ValueError) as error:
-        raise ConfigError(f"{folder / RECORD}: must be what pina compare wrote") from error
+        table = read_toml(folder / RECORD)
+        return Record(dict(table["options"]), from_values(MadeWith, table["made-with"]))
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{folder / RECORD}: must be what pina compare wrote: {error}") from error
 
 
 def _agree(key: str, asked: Any, had: Any) -> bool:
@@ -189,16 +196,32 @@ def _portable(key: str, value: Any) -> Any:
     return value if name == value else f"./{name}"
 
 
-def _damage(folder: Path) -> str:
-    """What keeps the results from being complete; empty if nothing does."""
+def _damage(cell: Cell, folder: Path) -> str:
+    """What keeps the results from being the cell's and complete; empty if nothing does."""
     try:
-        rounds = summary.read_summary(folder).rounds
-        rows = len(metrics_log.read(folder))
+        told = summary.read_summary(folder)
+        numbers = [row.round for row in metrics_log.read(folder)]
     except ConfigError as error:
         return str(error)
-    if rows == rounds:
-        return ""
-    return f"{metrics_log.FILE_NAME} has {rows} rounds and {summary.FILE_NAME} {rounds}; must have as many"
+    if others := _of_another_run(cell, told):
+        return f"{summary.FILE_NAME} is of another run, by its {', '.join(others)}"
+    if len(numbers) != told.rounds:
+        count = f"{len(numbers)} rounds and {summary.FILE_NAME} {told.rounds}"
+        return f"{metrics_log.FILE_NAME} has {count}; must have as many"
+    if numbers != list(range(1, len(numbers) + 1)):
+        return f"{metrics_log.FILE_NAME}: must have rounds 1 to {told.rounds} in order, each once"
+    return ""
+
+
+def _of_another_run(cell: Cell, told: Summary) -> list[str]:
+    """Fields of a summary that are options too and differ from the cell's."""
+    found = [name for name in ("strategy", "seed") if getattr(told, name) != getattr(cell.config, name)]
+    # A summary has of a local folder its name, and that may stand for owner/name.
+    return found + [name for name in NAMED if _last(getattr(told, name)) != _last(getattr(cell.config, name))]
+
+
+def _last(name: str) -> str:
+    return summary.known_as(name).rpartition("/")[2]
 
 
 def _move(folder: Path, aside: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from pina_flwr.compare import figures, table
-from pina_flwr.compare.cells import State, run_cell
+from pina_flwr.compare.cells import State, Status, run_cell
 from pina_flwr.compare.files import write_atomically
 from pina_flwr.compare.grid import Cell, cells_of
 from pina_flwr.compare.made_with import MadeWith
@@ -100,7 +100,7 @@ def compare(
     versions: Callable[[], MadeWith],
     stopped: Callable[[], bool],
     console: Console,
-) -> None:
+) -> bool:
     """Run the cells that are not done, in order, until all have been tried or `stopped` says so.
 
     Args:
@@ -111,6 +111,9 @@ def compare(
         stopped: whether to end.
         console: where to say how it goes.
 
+    Returns:
+        Whether all of them ran to their end, be it a failure.
+
     Raises:
         OSError: results can't be written.
     """
@@ -120,14 +123,17 @@ def compare(
         for cell in comparison.cells
         if wanted(cell) and comparison.status(cell).state is not State.DONE
     ]
+    ended = 0
     with Board(console, [cell for _, cell in todo], _wall_times(comparisons)) as board:
         for comparison, cell in todo:
             if stopped():
                 break
-            _run(comparison, cell, runner, versions(), board)
+            outcome = _run(comparison, cell, runner, versions(), board)
+            ended += outcome.state is not State.UNFINISHED
             write_results(comparison)
     for comparison in comparisons:
         write_results(comparison)
+    return ended == len(todo)
 
 
 def report(comparisons: Sequence[Comparison]) -> None:
@@ -171,8 +177,8 @@ def write_results(comparison: Comparison) -> None:
     write_atomically(folder / "page.md", page(comparison, results, tables, drawn))
 
 
-def _run(comparison: Comparison, cell: Cell, runner: Runner, versions: MadeWith, board: Board) -> None:
-    """Run one cell and say so."""
+def _run(comparison: Comparison, cell: Cell, runner: Runner, versions: MadeWith, board: Board) -> Status:
+    """Run one cell and say so; how it ended."""
     folder, before = comparison.folder_of(cell), comparison.status(cell)
     board.begin(cell, folder)
     if before.is_kept:
@@ -184,6 +190,7 @@ def _run(comparison: Comparison, cell: Cell, runner: Runner, versions: MadeWith,
     outcome = run_cell(cell, folder, comparison.aside, versions, run)
     left = comparison.result(cell).run
     board.end(cell, outcome, None if left is None else left.summary.accuracy)
+    return outcome
 
 
 def _wall_times(comparisons: Sequence[Comparison]) -> dict[str, list[float]]:

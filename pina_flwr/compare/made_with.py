@@ -22,22 +22,22 @@ DIGITS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class MadeWith:
-    """Versions and machine, as text that people read."""
+    """Versions and machine, as text that people read. Empty or 0: the record of the cell does not say."""
 
-    app: str
+    app: str = ""
     """Name and version of the app."""
-    commit: str
+    commit: str = ""
     """Its git commit, "with changes" if the code differs from it; empty if the app is in no repository."""
-    code: str
+    code: str = ""
     """The first digits of the SHA-256 over its Python files: equal code, equal digits."""
-    python: str
-    torch: str
-    flwr: str
-    numpy: str
-    machine: str
+    python: str = ""
+    torch: str = ""
+    flwr: str = ""
+    numpy: str = ""
+    machine: str = ""
     """Operating system and processor architecture."""
-    cpus: int
-    gpus: int
+    cpus: int = 0
+    gpus: int = 0
 
 
 def made_with(app: Path, size: SimulationSize) -> MadeWith:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from pina_flwr.config import ConfigError
+from pina_flwr.report.typed import from_values
 
 FILE_NAME = "metrics.jsonl"
 
@@ -107,11 +108,11 @@ def read(folder: str | Path) -> list[RoundRow]:
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
-            rows.append(RoundRow(**json.loads(line)))
-        except (ValueError, TypeError) as error:
+            rows.append(from_values(RoundRow, json.loads(line)))
+        except (ValueError, RecursionError) as error:
             if number == len(lines):  # empty after a final newline, or cut by an interruption
                 break
-            raise ConfigError(f"{path}, line {number}: must be the JSON row of a round") from error
+            raise ConfigError(f"{path}, line {number}: must be the JSON row of a round: {error}") from error
     return rows
 
 

@@ -24,6 +24,7 @@ from rich.text import Text
 
 from pina_flwr.config import ConfigError
 from pina_flwr.report.metrics_log import RoundRow, strict_json
+from pina_flwr.report.typed import from_values
 
 FILE_NAME = "summary.json"
 FOUND = 0.95
@@ -132,10 +133,10 @@ def write_summary(folder: str | Path, summary: Summary) -> Path:
 
 
 def read_summary(folder: str | Path) -> Summary:
-    """The summary in `folder`.
+    """The summary in `folder`. Fields that only newer code knows are ignored.
 
     Raises:
-        ConfigError: there is none, or it is not one.
+        ConfigError: there is none, or it is not one: a field is missing or of a wrong type.
     """
     path = Path(folder) / FILE_NAME
     if not path.is_file():
@@ -143,12 +144,9 @@ def read_summary(folder: str | Path) -> Summary:
             f"folder = {str(folder)!r}: holds no {FILE_NAME}; must be the output folder of a finished run"
         )
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        values["epsilon"] = Epsilons(**values["epsilon"])
-        values["noise_multiplier"] = NoiseMultipliers(**values["noise_multiplier"])
-        return Summary(**values)
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{path}: must be the {FILE_NAME} that a run of this version wrote") from error
+        return from_values(Summary, json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: must be the {FILE_NAME} that a run wrote: {error}") from error
 
 
 def print_summary(console: Console, summary: Summary, rows: Sequence[RoundRow], folder: str | Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 
 import pytest
@@ -188,6 +189,95 @@ def test_a_result_that_can_not_be_read_is_none_and_goes_aside(cell, place, name,
     assert read_summary(folder).accuracy == 0.5
 
 
+ILL_TYPED = [
+    ("summary.json", ("accuracy",), "x"),
+    ("summary.json", ("caveats",), None),
+    ("summary.json", ("seconds",), None),
+    ("summary.json", ("seconds",), math.inf),
+    ("summary.json", ("epsilon", "recipient"), "8"),
+    ("metrics.jsonl", ("accuracy",), "x"),
+    ("metrics.jsonl", ("round",), "2"),
+]
+
+
+def damage(folder, name, keys, value):
+    """Set a field of the JSON file, in metrics.jsonl of its second line."""
+    lines = (folder / name).read_text().splitlines() if name == "metrics.jsonl" else None
+    values = json.loads(lines[1] if lines else (folder / name).read_text())
+    *tables, key = keys
+    place = values
+    for table in tables:
+        place = place[table]
+    place[key] = value
+    text = json.dumps(values)
+    (folder / name).write_text(
+        "".join(f"{line}\n" for line in [lines[0], text, *lines[2:]]) if lines else text
+    )
+
+
+@pytest.mark.parametrize(("name", "keys", "value"), ILL_TYPED)
+def test_a_field_of_a_wrong_type_is_damage_that_is_named(cell, place, name, keys, value):
+    folder, _ = place
+    run(cell, place)
+    damage(folder, name, keys, value)
+    found = status(cell, folder)
+    assert (found.state, found.is_kept) == (State.UNFINISHED, True)
+    assert name in found.note
+    assert keys[-1] in found.note
+    assert run(cell, place).state is State.DONE
+
+
+@pytest.mark.parametrize(("name", "text"), [("summary.json", "["), ("metrics.jsonl", "["), (RECORD, "a = [")])
+def test_what_is_nested_too_deeply_is_damage(cell, place, name, text):
+    folder, _ = place
+    run(cell, place)
+    (folder / name).write_text(text + 100_000 * "[" + 100_001 * "]" + "\n\n")
+    found = status(cell, folder)
+    assert (found.state, found.is_kept) == (State.UNFINISHED, True)
+    assert name in found.note
+
+
+def test_a_summary_with_a_field_of_newer_code_counts(cell, place):
+    folder, _ = place
+    run(cell, place)
+    damage(folder, "summary.json", ("newer",), [1])
+    damage(folder, "metrics.jsonl", ("newer",), [1])
+    assert status(cell, folder) == Status(State.DONE)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("seed", 9), ("strategy", "ifca"), ("dataset", "b"), ("backbone", "b")]
+)
+def test_the_summary_of_another_run_is_no_result(cell, place, key, value):
+    folder, aside = place
+    run(cell, place)
+    damage(folder, "summary.json", (key,), value)
+    found = status(cell, folder)
+    assert found == Status(State.UNFINISHED, f"summary.json is of another run, by its {key}")
+    assert run(cell, place).state is State.DONE
+    assert (aside / "a-1/summary.json").exists()
+
+
+def test_a_local_folder_may_stand_in_the_summary_for_what_the_cell_names(tmp_path, place):
+    folder, _ = place
+    text = 'seeds = [1]\nepsilons = [8]\n[options]\ndataset = "owner/mnist"\n[[row]]\nname = "A"'
+    (cell,) = comparison_of(tmp_path, text).cells
+    run(cell, place)
+    damage(folder, "summary.json", ("dataset",), "mnist")
+    assert status(cell, folder).state is State.DONE
+
+
+@pytest.mark.parametrize("order", [[0, 0, 0, 0], [1, 0, 2, 3], [0, 1, 2, 2]])
+def test_rounds_must_be_there_in_order_and_once(cell, place, order):
+    folder, _ = place
+    run(cell, place)
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("".join(f"{lines[number]}\n" for number in order))
+    note = "metrics.jsonl: must have rounds 1 to 4 in order, each once"
+    assert status(cell, folder) == Status(State.UNFINISHED, note)
+
+
 def test_an_empty_or_merely_locked_folder_is_a_cell_not_begun(cell, place):
     folder, aside = place
     with prepared(folder, overwrite=False):
@@ -252,3 +342,30 @@ def test_a_record_that_is_none_is_refused(cell, tmp_path, text):
     (tmp_path / RECORD).write_text(text)
     with pytest.raises(ConfigError, match=RECORD):
         read_record(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["= =", "[options]\n", "python"])
+def test_a_record_that_can_not_be_read_is_damage_and_says_so(cell, place, text):
+    """It is not taken for one that is missing."""
+    folder, aside = place
+    run(cell, place)
+    whole = (folder / RECORD).read_text()
+    text = whole.replace('python = "3.11.1"', 'python = ["3"]') if text == "python" else text
+    (folder / RECORD).write_text(text)
+    found = status(cell, folder)
+    assert (found.state, found.is_kept) == (State.UNFINISHED, True)
+    assert RECORD in found.note
+    assert "holds files but no" not in found.note
+    assert run(cell, place).state is State.DONE
+    assert (aside / "a-1" / RECORD).read_text() == text
+
+
+def test_the_record_of_newer_or_older_code_counts(cell, place):
+    folder, _ = place
+    run(cell, place)
+    text = (folder / RECORD).read_text()
+    newer = text.replace("[made-with]\n", '[made-with]\njax = "1"\n').replace('torch = "2.9.0"\n', "")
+    assert len(newer.splitlines()) == len(text.splitlines())
+    (folder / RECORD).write_text(newer.replace("cpus = 2\n", ""))
+    assert status(cell, folder) == Status(State.DONE)
+    assert read_record(folder).made_with == dataclasses.replace(VERSIONS, torch="", cpus=0)

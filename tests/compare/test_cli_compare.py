@@ -205,6 +205,27 @@ def test_interrupted_it_goes_on_with_the_cell_that_was_running(folder, runs, num
     assert runs.ran == CELLS[1:]
 
 
+def test_interrupted_before_the_first_cell_an_old_failure_is_not_the_reason(folder, runs, monkeypatch):
+    runs.broken = (CELLS[1],)
+    assert compare().exit_code == 1
+    measure = cli.size.measure
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored in background jobs
+
+    def interrupted(nodes):
+        os.kill(os.getpid(), signal.SIGINT)
+        return measure(nodes)
+
+    monkeypatch.setattr(cli.size, "measure", interrupted)
+    runs.ran = []
+    try:
+        result = compare()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert result.exit_code == 130
+    assert result.stderr == "error: stopped before its end by SIGINT\n"
+    assert runs.ran == []
+
+
 def test_changed_options_move_the_old_cell_aside_and_say_so(folder, runs):
     assert compare().exit_code == 0
     (folder / "m.toml").write_text(MATRIX + "t-tr = 1\n")

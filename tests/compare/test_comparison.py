@@ -216,6 +216,20 @@ def test_a_result_that_was_damaged_is_run_again(tmp_path):
     assert states(comparison) == [State.DONE] * 8
 
 
+def test_one_damaged_file_does_not_keep_the_others_from_the_tables(tmp_path):
+    comparison = comparison_of(tmp_path)
+    go(comparison)
+    path = comparison.folder_of(comparison.cells[0]) / "summary.json"
+    path.write_text(path.read_text().replace('"accuracy": 0.5', '"accuracy": "x"'))
+    report([comparison])
+    assert states(comparison) == [State.UNFINISHED] + [State.DONE] * 7
+    assert seeds_in_table(comparison)["FedAvg", "2.0"] == "2"
+    assert "accuracy = 'x': must be a finite number" in (comparison.folder / "page.md").read_text()
+    runs = Runs()
+    go(comparison, runs)
+    assert runs.names == [comparison.cells[0].name]
+
+
 class TestReportOnly:
     def test_tables_are_made_of_three_files_a_cell_whoever_ran_it(self, tmp_path):
         """Cells of two folders, one of them on another machine, put together."""

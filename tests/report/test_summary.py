@@ -134,6 +134,51 @@ def test_a_bad_file_is_named(tmp_path, text):
         read_summary(tmp_path)
 
 
+def change(folder, **fields):
+    """Write a summary and set some fields of the file."""
+    path = write_summary(folder, summary_of())
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"accuracy": "x"}, "accuracy = 'x': must be a finite number"),
+        ({"seconds": None}, "seconds = None: must be a finite number"),
+        ({"seconds": math.inf}, "seconds = inf: must be a finite number"),
+        ({"rounds": 2.5}, r"rounds = 2\.5: must be a whole number"),
+        ({"seed": True}, "seed = True: must be a whole number"),
+        ({"strategy": 1}, "strategy = 1: must be a string"),
+        ({"trained": 1}, "trained: must be true or false"),
+        ({"caveats": None}, "caveats: must be a list"),
+        ({"caveats": [1]}, "caveats = 1: must be a string"),
+        ({"epsilon": 8.0}, "must hold the fields of Epsilons"),
+        ({"epsilon": {"recipient": "8", "server": None, "sketch": None}}, "recipient = '8': must be"),
+        ({"epsilon_as_paper_counts": [1]}, "epsilon_as_paper_counts: must be a table"),
+    ],
+)
+def test_a_field_of_a_wrong_type_is_named(tmp_path, fields, error):
+    change(tmp_path, **fields)
+    with pytest.raises(ConfigError, match=rf"summary\.json: must be .*{error}"):
+        read_summary(tmp_path)
+
+
+def test_a_file_nested_too_deeply_is_refused(tmp_path):
+    (tmp_path / "summary.json").write_text(100_000 * "[" + 100_000 * "]")
+    with pytest.raises(ConfigError, match=r"summary\.json: must be"):
+        read_summary(tmp_path)
+
+
+def test_fields_of_newer_code_are_ignored_and_required_ones_are_not_guessed(tmp_path):
+    change(tmp_path, newer=[1])
+    assert read_summary(tmp_path) == summary_of()
+    values = json.loads((tmp_path / "summary.json").read_text())
+    del values["seed"]
+    (tmp_path / "summary.json").write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match="seed is missing"):
+        read_summary(tmp_path)
+
+
 def test_a_folder_without_a_summary_is_named(tmp_path):
     with pytest.raises(ConfigError, match="must be the output folder of a finished run"):
         read_summary(tmp_path)
