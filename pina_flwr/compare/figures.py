@@ -40,7 +40,7 @@ class Figure3:
 
 FIGURES = (
     Figure3("fig3a", "Clustering accuracy", "clustering_accuracy"),
-    Figure3("fig3b", "Test accuracy", "accuracy"),
+    Figure3("fig3b", "Accuracy", "accuracy"),
 )
 
 

@@ -130,7 +130,8 @@ def _accuracies(matrix: Matrix, lines: Sequence[Line]) -> list[str]:
         [escaped(row.name), *(found.get((row.name, epsilon), NOTHING) for epsilon in matrix.epsilons)]
         for row in matrix.rows
     ]
-    return _table(["test accuracy", *names], body)
+    images = sorted({run.summary.test_on for line in lines for run in line.runs}) or ["test"]
+    return _table([f"{' and '.join(images)} accuracy", *names], body)
 
 
 def _details(matrix: Matrix, lines: Sequence[Line]) -> list[str]:

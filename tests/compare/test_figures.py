@@ -86,7 +86,7 @@ def test_the_picture_has_a_panel_an_epsilon_and_a_colour_a_row(comparison):
         assert len(panel.collections) == 2  # bands
     assert [text.get_text() for text in canvas.legends[0].get_texts()] == ["FedAvg", "PINA"]
     suptitle = canvas.get_suptitle()
-    assert suptitle == "Test accuracy: mean over 2 seeds, bands from the least to the greatest"
+    assert suptitle == "Accuracy: mean over 2 seeds, bands from the least to the greatest"
 
 
 def test_a_row_keeps_its_colour_where_others_have_no_curve(comparison):

@@ -65,6 +65,14 @@ def test_mean_and_deviation_over_seeds_rows_down_epsilon_across(comparison):
     ]
 
 
+def test_says_which_images_accuracy_was_measured_on(comparison):
+    results = [done(cell, test_on="validation") for cell in comparison.cells]
+    _, rows = table_of(comparison, results)
+    assert rows[0][0] == "validation accuracy"
+    _, rows = table_of(comparison, [*results[1:], done(comparison.cells[0])])
+    assert rows[0][0] == "test and validation accuracy"
+
+
 def test_a_mean_over_fewer_seeds_says_so(comparison):
     results = all_done(comparison)
     results[1], results[0] = not_done(comparison.cells[1]), not_done(comparison.cells[0], State.FAILED, "no")
