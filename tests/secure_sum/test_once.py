@@ -73,3 +73,13 @@ def test_two_processes_never_both(tmp_path: Path) -> None:
         worker.join()
     assert sum(got) <= 50
     assert int(file_in(tmp_path).read_bytes()) == 50
+
+
+def test_a_write_that_the_disk_cuts_short_is_no_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once, write = Once(tmp_path), os.pwrite
+    assert once.claim(Session("7", 11), MASK)
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: write(file, data[:19], at))
+    with pytest.raises(OSError, match="in part only"):
+        once.claim(Session("7", 29), MASK)

@@ -6,16 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Message, RecordDict
 from support import LocalGrid, by_round, json_of, lost, rows_of, run, shapes, with_content
+from torch import Tensor
 
+from pina_flwr import client, server
 from pina_flwr.client import SKETCHES
 from pina_flwr.config import RunConfig
-from pina_flwr.messages import pack, unpack
+from pina_flwr.messages import Task, pack, unpack
 from pina_flwr.normality import Aggregates, by_count
 from pina_flwr.privacy.accountant import epsilon
 from pina_flwr.privacy.cohort import participation_cap
 from pina_flwr.privacy.releases import ZcdpRelease
+from pina_flwr.strategies.clustered import TrainingFailed
 
 Make = Callable[..., RunConfig]
 pytestmark = pytest.mark.usefixtures("bare")
@@ -129,3 +133,20 @@ def test_without_privacy_under_secagg_it_is_clipped_and_masked(config: Make) -> 
     moved = [row.noise_std for row in rows_of(c)]
     assert moved == [0, 0]
     assert json_of(c, "summary.json")["epsilon"]["recipient"] is None
+
+
+def test_a_user_releases_one_vector(config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two the bound would be twice what its noise is for."""
+    honest = client.update
+
+    def twice(node: client.Node, task: Task, state: RecordDict) -> Tensor:
+        return torch.cat([honest(node, task, state)] * 2)
+
+    monkeypatch.setattr(client, "update", twice)
+    c = config(strategy="ifca", noise_multiplier=1.0)
+    grid = LocalGrid(c)
+    with pytest.raises(TrainingFailed, match="every round of stage 2 was dropped: no update arrived"):
+        server.run(grid, c, "1")
+    asked = grid.trained("local-update")
+    assert asked
+    assert all(exchange.reply.has_error() for exchange in asked)
