@@ -23,11 +23,11 @@ from typing import Any
 
 import tomli_w
 
-from pina_flwr.compare.files import write_atomically
 from pina_flwr.compare.grid import Cell
 from pina_flwr.compare.made_with import MadeWith
 from pina_flwr.config import ConfigError, RunConfig, to_dict
 from pina_flwr.report import metrics_log, summary
+from pina_flwr.report.files import write_atomically
 from pina_flwr.report.summary import Summary
 from pina_flwr.report.typed import from_values
 from pina_flwr.runner import RunResult

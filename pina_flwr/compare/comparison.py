@@ -15,7 +15,6 @@ from rich.console import Console
 
 from pina_flwr.compare import figures, table
 from pina_flwr.compare.cells import State, Status, run_cell
-from pina_flwr.compare.files import write_atomically
 from pina_flwr.compare.grid import Cell, cells_of
 from pina_flwr.compare.made_with import MadeWith
 from pina_flwr.compare.matrix import read_matrix
@@ -23,6 +22,7 @@ from pina_flwr.compare.page import page
 from pina_flwr.compare.progress import Board
 from pina_flwr.compare.results import Comparison
 from pina_flwr.config import ConfigError
+from pina_flwr.report.files import write_atomically
 from pina_flwr.runner import RunResult
 from pina_flwr.runner.output import prepared
 from pina_flwr.runner.overrides import Scalar

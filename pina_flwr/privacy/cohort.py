@@ -72,22 +72,22 @@ def check_secure_sum(config: RunConfig, users: int, delta: float) -> None:
         config.secagg.parameters(max(2, round(q * users)))
     except ValueError as problem:
         raise ConfigError(f"secure-sum = 'secagg+': {problem}") from None
-    if config.secagg_neighbours and config.private:
+    if config.secagg_neighbours and config.private and config.colluding_share:
         _check_by_hand(config, users)
 
 
 def _check_by_hand(config: RunConfig, users: int) -> None:
     """Refuse k and t with which those who collude, as `colluding-share` has them, may see single users.
 
-    Looked at are the usual cohort and those 5 standard deviations off, as the chance falls or rises with it.
+    Without colluders nobody is exposed, and a split sum is stuck. Looked at are the usual cohort and those 5
+    standard deviations off, as the chance falls or rises with it.
     """
     usual = config.sampling_rate * users
     spread = 5 * math.sqrt(usual * (1 - config.sampling_rate))
     for cohort in sorted({min(users, max(2, round(usual + off))) for off in (-spread, 0, spread)}):
         parameters = config.secagg.parameters(cohort)
         found = failures(parameters, cohort, config.dropout_tolerance, config.colluding_share)
-        # Without colluders nobody is exposed, and a split sum is stuck.
-        if config.colluding_share and (chance := min(1.0, found.exposed + found.split)) > FAILURE:
+        if (chance := min(1.0, found.exposed + found.split)) > FAILURE:
             given = f"secagg-neighbours = {parameters.neighbours}, secagg-threshold = {parameters.threshold}"
             raise ConfigError(
                 f"{given}: with colluding-share = {config.colluding_share} a cohort of {cohort} may be seen "

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Decimal
@@ -23,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pina_flwr.config import ConfigError
+from pina_flwr.report.files import write_atomically
 from pina_flwr.report.metrics_log import RoundRow, strict_json
 from pina_flwr.report.typed import from_values
 
@@ -120,15 +120,7 @@ def write_summary(folder: str | Path, summary: Summary) -> Path:
     """Write `folder`/summary.json so that readers find the old or the whole new one, even after a crash."""
     path = Path(folder) / FILE_NAME
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{FILE_NAME}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(strict_json(dataclasses.asdict(summary), indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomically(path, strict_json(dataclasses.asdict(summary), indent=2) + "\n")
     return path
 
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from pina_flwr.compare.files import write_atomically
+from pina_flwr.report.files import write_atomically
 
 
 def test_text_and_bytes_replace_what_was_there(tmp_path):
