@@ -203,22 +203,22 @@ def _vectors(node: Node, task: Task, state: RecordDict) -> Tensor:
 
 
 def private_mean(node: Node, task: Task, state: RecordDict) -> Tensor:
-    """Stage 1: unit ΔB of each user, for their mean."""
-    deltas = node.workbench.stage1_deltas(task.users)
+    """Stage 1: the unit signal of each user, for their mean."""
+    deltas = node.workbench.stage1_signals(task.users)
     _remember(node, task, state, deltas)
     return clip(unit(deltas), 1.0)[0]
 
 
 def lloyd(node: Node, task: Task, state: RecordDict) -> Tensor:
     """Stage 1: what each user adds to one iteration of DP k-means."""
-    _remember(node, task, state, node.workbench.stage1_deltas(task.users))
+    _remember(node, task, state, node.workbench.stage1_signals(task.users))
     centroids = torch.from_numpy(task.arrays["centroids"])
     return contributions(_directions(node, task), centroids)
 
 
 def sketch(node: Node, task: Task, state: RecordDict) -> np.ndarray:
     """Stage 1 with local sketches: every user's, as the run's mechanism protects it, in random order."""
-    _remember(node, task, state, node.workbench.stage1_deltas(task.users))
+    _remember(node, task, state, node.workbench.stage1_signals(task.users))
     deltas, draws = _centred(node, task), node.entropy(task)
     _check_one_each(deltas, task)
     mechanism = sketch_mechanism(node.config, deltas.shape[1])
@@ -443,9 +443,11 @@ def _check_vanished(node: Node, task: Task, state: RecordDict, round_: int) -> N
 
 
 def _centred(node: Node, task: Task) -> Tensor:
-    """ΔB of the users, less the private mean where the server sent one: [users, h]."""
+    """Signals of the users, less the private mean where the server sent one: [users, h]."""
     mean = task.arrays.get("mean")
-    return centred(node.workbench.stage1_deltas(task.users), None if mean is None else torch.from_numpy(mean))
+    return centred(
+        node.workbench.stage1_signals(task.users), None if mean is None else torch.from_numpy(mean)
+    )
 
 
 def _directions(node: Node, task: Task) -> Tensor:

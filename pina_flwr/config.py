@@ -19,6 +19,7 @@ from pina_flwr.traits import TRAITS, Traits, traits_of
 
 STRATEGIES = tuple(TRAITS)
 STAGE1 = ("dp-kmeans", "sketch", "random")
+SIGNALS = ("update", "features")
 SKETCHES = ("projection", "coordinates", "private-support", "paper")
 MECHANISMS = ("skellam", "discrete-gaussian", "gaussian")
 SECURE_SUMS = ("secagg+", "trusted", "none")
@@ -97,6 +98,18 @@ class RunConfig:
 
     stage1: str = option("dp-kmeans", "how cluster models are initialised", choices=STAGE1)
     t_in: int = option(10, "T_in, rounds of stage 1 (a private mean is one of them)", low=0)
+    stage1_signal: str = option(
+        "update",
+        "what stage 1 clusters users by: 'update' is ΔB of a small LoRA (the paper's), 'features' the mean "
+        "of a hidden layer over their images",
+        choices=SIGNALS,
+    )
+    features_layer: int = option(
+        0, "the block whose input 'features' are, from 1 (0: two thirds of the way up)", low=0
+    )
+    features_grid: int = option(
+        2, "'features' are means over each cell of a grid of so many cells a side", low=1, high=64
+    )
     stage1_rank: int = option(4, "LoRA rank in stage 1, at most lora-rank (paper: 1)", low=1, high=4096)
     stage1_epochs: int = option(10, "E in stage 1", low=1)
     stage1_learning_rate: float = option(0.1, "η in stage 1", above=0)
@@ -393,6 +406,11 @@ def _check_together(c: RunConfig) -> None:
         (
             not (c.secagg_signed and c.local_updates),
             f"secagg-signed = true: with strategy {c.strategy!r} vectors leave one by one; set false",
+        ),
+        (
+            c.stage1_signal == "update" or traits.start != "stage1" or c.self_assign_rounds > 0,
+            "self-assign-rounds = 0: with stage1-signal = 'features' models start alike and part only where "
+            "users take the nearest centroid first; must be at least 1",
         ),
         (bool(c.user_column) or c.num_users >= 1, f"num-users = {c.num_users}: must be at least 1"),
         (

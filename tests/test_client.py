@@ -81,9 +81,9 @@ def bad_users(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
         updates, choices = real_train(bench, ids, *rest)
         return spoil(ids, updates), choices
 
-    real_train, real_deltas = Workbench.train, Workbench.stage1_deltas
+    real_train, real_deltas = Workbench.train, Workbench.stage1_signals
     monkeypatch.setattr(Workbench, "train", train)
-    monkeypatch.setattr(Workbench, "stage1_deltas", lambda b, ids: spoil(ids, real_deltas(b, ids)))
+    monkeypatch.setattr(Workbench, "stage1_signals", lambda b, ids: spoil(ids, real_deltas(b, ids)))
     return bad
 
 
@@ -540,7 +540,7 @@ class TestAdmission:
         def never(*_: Any) -> Any:
             raise AssertionError("users' data was used")
 
-        for name in ("train", "losses", "stage1_deltas"):
+        for name in ("train", "losses", "stage1_signals"):
             monkeypatch.setattr(Workbench, name, never)
         assert self.ask(node(), noise_multiplier=0.0) == "parameters differ from the run's"
 
@@ -626,8 +626,8 @@ class TestArrays:
         self, node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch, step: str
     ) -> None:
         host = node(stage1="sketch" if step == "sketch" else "dp-kmeans", diagnostics=False)
-        real = Workbench.stage1_deltas
-        monkeypatch.setattr(Workbench, "stage1_deltas", lambda self, ids: real(self, ids).repeat(2, 1))
+        real = Workbench.stage1_signals
+        monkeypatch.setattr(Workbench, "stage1_signals", lambda self, ids: real(self, ids).repeat(2, 1))
         with pytest.raises(ValueError, match="10 vectors of 5 users"):
             train(host, task_for(host, step), RecordDict())
 
@@ -963,7 +963,7 @@ class TestUpdatesThatAreNotFinite:
         size, width = (node().workbench.backbone.spec.size, node().workbench.backbone.sketch.size)
         still = torch.zeros(len(USERS), size), torch.tensor([0, 1, 2, 3, 0])
         monkeypatch.setattr(Workbench, "train", lambda *_: still)
-        monkeypatch.setattr(Workbench, "stage1_deltas", lambda b, ids: torch.zeros(len(ids), width))
+        monkeypatch.setattr(Workbench, "stage1_signals", lambda b, ids: torch.zeros(len(ids), width))
         host, state = node(epsilon=math.inf), RecordDict()
         assert not vector(train(host, task_for(host, "mean"), state)).any()
         assert not vector(train(host, task_for(host, "lloyd"), state)).any()
@@ -996,7 +996,7 @@ class TestChoose:
 
     def test_nearest(self, node: Callable[..., Node]) -> None:
         host = node()
-        deltas = host.workbench.stage1_deltas(USERS)
+        deltas = host.workbench.stage1_signals(USERS)
         centroids = deltas[[3, 0]] / deltas[[3, 0]].norm(dim=1, keepdim=True)
         task = task_for(host, "update", choose="nearest", arrays={"centroids": centroids.numpy()})
         choices = choose(host, task, torch.zeros(2, 3))

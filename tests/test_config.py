@@ -242,6 +242,11 @@ def test_unknown_options(key: str, message: str) -> None:
         ({"count_share": 1.0}, "count-share = 1.0: must be under 1"),
         ({"kmeans_memory": 1.0}, "kmeans-memory = 1.0: must be under 1"),
         ({"stage1_rank": 3, "lora_rank": 2}, "stage1-rank = 3: must be at most lora-rank = 2"),
+        (
+            {"stage1_signal": "features", "self_assign_rounds": 0},
+            "self-assign-rounds = 0: with stage1-signal = 'features' models start alike and part only where "
+            "users take the nearest centroid first; must be at least 1",
+        ),
         ({"t_no": 21, "t_tr": 20}, "t-no = 21: must be at most t-tr = 20"),
         (
             {"sketch_size": 3, "sketch": "paper"},

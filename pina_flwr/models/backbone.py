@@ -15,12 +15,12 @@ from typing import Any
 import huggingface_hub
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import interpolate, linear
+from torch.nn.functional import adaptive_avg_pool2d, interpolate, linear
 
 from pina_flwr.config import ConfigError, RunConfig
 from pina_flwr.models.adapter import AdapterSpec, sketch_spec, training_spec
 from pina_flwr.models.block import Adapters, Block, Prepared, apply_block, find_block, prepare
-from pina_flwr.privacy.plan import Shapes
+from pina_flwr.privacy.plan import Shapes, signal_rows
 
 EMBEDDED = "tiny-vit"
 HEADS = ("classifier", "cls_classifier")  # the second in a DeiT that was distilled
@@ -42,7 +42,9 @@ class Backbone:
 
     model: transformers' image classifier, frozen, in eval mode. blocks: its last m blocks, where adapters
     live. size: pixels a side. mean, std: pixel normalisation by channel. spec, sketch: adapters of stage 2
-    and of stage 1. dtype: arithmetic of the blocks; adapters, residuals, norms and the head stay float32.
+    and of stage 1. shapes: lengths of the vectors that users release. features_layer: index of the block
+    whose input `mean_features` averages, in features_grid² cells. dtype: arithmetic of the blocks; adapters,
+    residuals, norms and the head stay float32.
     """
 
     model: Any
@@ -55,12 +57,10 @@ class Backbone:
     feature_scale: float
     spec: AdapterSpec
     sketch: AdapterSpec
+    shapes: Shapes
+    features_layer: int
+    features_grid: int
     dtype: torch.dtype = torch.float32
-
-    @property
-    def shapes(self) -> Shapes:
-        """Lengths of the vectors that users release."""
-        return Shapes(self.sketch.size, self.spec.size)
 
     @property
     def device(self) -> torch.device:
@@ -81,21 +81,36 @@ class Backbone:
             )
         return (x - self.mean[:, None, None]) / self.std[:, None, None]
 
-    @torch.no_grad()
     def prefix(self, pixels: Tensor) -> Tensor:
         """Pixels → hidden states [n, tokens, h] that enter the first trainable block."""
+        return self._entering(self.blocks[0].index, pixels)
+
+    def mean_features(self, pixels: Tensor) -> Tensor:
+        """Pixels of n images → mean hidden state of each cell of the grid, [grid²·h].
+
+        The mean is over images and over the patches of a cell: it keeps what lies where in the images, which
+        tells rotations apart, and forgets which images they are.
+        """
+        hidden = self._entering(self.features_layer, pixels).mean(0)
+        side = self.size // _side(self.model.config, "patch_size")
+        patches = hidden[-(side**2) :].unflatten(0, (side, side)).permute(2, 0, 1)
+        return adaptive_avg_pool2d(patches, self.features_grid).flatten(1).T.flatten()
+
+    @torch.no_grad()
+    def _entering(self, index: int, pixels: Tensor) -> Tensor:
+        """Hidden states [n, tokens, h] that enter block `index`."""
 
         def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             raise _Reached(args[0] if args else kwargs["hidden_states"])
 
-        hook = self.layers[self.blocks[0].index].register_forward_pre_hook(stop, with_kwargs=True)
+        hook = self.layers[index].register_forward_pre_hook(stop, with_kwargs=True)
         try:
             _base(self.model)(pixels, **_size_option(self.model, self.size))
         except _Reached as reached:
             return reached.hidden
         finally:
             hook.remove()
-        raise AssertionError("the first trainable block was never reached")
+        raise AssertionError(f"block {index} was never reached")
 
     def prepare(self, hidden: Tensor) -> Prepared:
         """The adapter-free part of the tail, for hidden states [users, images, tokens, h]."""
@@ -151,9 +166,23 @@ def load_backbone(config: RunConfig, num_classes: int, device: torch.device | No
         feature_scale=config.feature_scale,
         spec=spec,
         sketch=sketch,
+        shapes=Shapes(signal_rows(config) * blocks[-1].fc2.out_features, spec.size),
+        features_layer=_features_layer(config, len(layers), size // _side(model.config, "patch_size")),
+        features_grid=config.features_grid,
     )
     _check_tail(config, backbone)
     return replace(backbone, dtype=getattr(torch, config.precision))
+
+
+def _features_layer(config: RunConfig, layers: int, side: int) -> int:
+    """Index of the block whose input is averaged; by default two thirds of the way up."""
+    if config.features_layer > layers:
+        raise ConfigError(f"features-layer = {config.features_layer}: the backbone has {layers} layers")
+    if config.stage1_signal == "features" and config.features_grid > side:
+        raise ConfigError(
+            f"features-grid = {config.features_grid}: must be at most {side}, the backbone's patches a side"
+        )
+    return (config.features_layer or 2 * layers // 3 + 1) - 1
 
 
 def _check_rank(config: RunConfig, hidden: int) -> None:

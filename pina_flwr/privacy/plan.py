@@ -44,7 +44,7 @@ UPDATES = ("update", "local-update", "raw-update")  # steps of stage 2, of which
 
 @dataclass(frozen=True)
 class Shapes:
-    """Lengths of vectors: `sketch` of stage 1's ΔB (h·r'), `adapter` of a cluster model (d)."""
+    """Lengths of vectors: `sketch` of what stage 1 clusters users by, `adapter` of a cluster model (d)."""
 
     sketch: int
     adapter: int
@@ -81,7 +81,15 @@ def shapes_of(config: RunConfig, hidden: int, classes: int) -> Shapes:
     factors = 2 if config.lora_train_a else 1
     lora = config.lora_layers * targets * factors * config.lora_rank * hidden
     head = classes * (hidden + 1) if config.train_head else 0
-    return Shapes(config.stage1_rank * hidden, lora + head)
+    return Shapes(signal_rows(config) * hidden, lora + head)
+
+
+def signal_rows(config: RunConfig) -> int:
+    """Length of what stage 1 clusters users by, in multiples of the hidden size h.
+
+    r' for ΔB ∈ R^{h×r'}, the cells of the grid for features.
+    """
+    return config.stage1_rank if config.stage1_signal == "update" else config.features_grid**2
 
 
 def vector_size(config: RunConfig, step: str, shapes: Shapes) -> int:

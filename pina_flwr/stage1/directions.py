@@ -1,4 +1,7 @@
-"""From a user's ΔB to what stage 1 works with, and from centroids to the B of the initial cluster models."""
+"""From a user's ΔB or mean features to directions, and from centroids to the B of the initial models.
+
+What is said of ΔB holds for features too (`stage1-signal`).
+"""
 
 from __future__ import annotations
 

@@ -31,11 +31,11 @@ class Question:
 class FirstModels:
     """What stage 2 starts from.
 
-    b: B of each cluster model [C, h]. arrays: centroids [C, h] and mean [h] by which users find their nearest
-    centroid; empty if there are none.
+    b: B of each cluster model [C, h·r']; None if all start alike. arrays: centroids [C, D] and mean [D] by
+    which users find their nearest centroid; empty if there are none.
     """
 
-    b: Tensor
+    b: Tensor | None
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
 
@@ -62,9 +62,9 @@ class RandomStart:
 
     rounds = 0
 
-    def __init__(self, config: RunConfig, size: int):
-        self._b = config.random_init_norm * random_directions(
-            config.seed, "random start", config.clusters, size
+    def __init__(self, config: RunConfig, b_size: int):
+        self._b: Tensor | None = config.random_init_norm * random_directions(
+            config.seed, "random start", config.clusters, b_size
         )
 
     def ask(self, round_: int) -> Question:
@@ -83,16 +83,22 @@ class RandomStart:
 class SharedStart(RandomStart):
     """All models start alike, at B = 0 (FedAvg, and the oracle, which is told the groups)."""
 
-    def __init__(self, config: RunConfig, size: int):
-        self._b = torch.zeros(config.slots, size)
+    def __init__(self) -> None:
+        self._b = None
 
 
 class _Centred:
-    """The optional first round, in which the mean of unit updates comes through the secure sum."""
+    """The optional first round, in which the mean of unit signals comes through the secure sum."""
 
     def __init__(self, config: RunConfig, size: int):
         self.config, self.size, self.rounds = config, size, config.t_in
         self.mean: np.ndarray | None = None
+
+    def _found(self, centroids: Tensor) -> FirstModels:
+        """From centroids [C, size]: those of ΔB become B; those of features only tell users apart."""
+        is_b = self.config.stage1_signal == "update"
+        b = initial_b(centroids, self.config.centroid_norm) if is_b else None
+        return FirstModels(b, self._shared() | {"centroids": unit(centroids).numpy()})
 
     def _is_mean_round(self, round_: int) -> bool:
         return round_ == 1 and self.config.sketch_centre == "private"
@@ -135,17 +141,15 @@ class DPKMeans(_Centred):
 
     def models(self) -> FirstModels:
         """See `Start.models`."""
-        chosen = self.centroids[self.best]
-        return FirstModels(
-            initial_b(chosen, self.config.centroid_norm), self._shared() | {"centroids": chosen.numpy()}
-        )
+        return self._found(self.centroids[self.best])
 
 
 class LocalSketches(_Centred):
     """Sketches under local DP from T_in rounds, clustered by k-means: the paper's stage 1."""
 
-    def __init__(self, config: RunConfig, size: int):
+    def __init__(self, config: RunConfig, size: int, b_size: int):
         super().__init__(config, size)
+        self._b_size = b_size
         self.rows: list[np.ndarray] = []
         self.mechanism = sketch_mechanism(config, size)
 
@@ -164,25 +168,26 @@ class LocalSketches(_Centred):
         """See `Start.models`. Without any sketch to go by, a random start: equal models would never part."""
         rows = np.concatenate(self.rows) if self.rows else np.zeros((0, self.mechanism.width), np.float32)
         if not rows.any():
-            return RandomStart(self.config, self.size).models()
+            return RandomStart(self.config, self._b_size).models()
         found = torch.from_numpy(cluster_sketches(rows, self.config.clusters, self.config.seed))
-        centroids = self.mechanism.lift(found)
-        arrays = self._shared() | {"centroids": unit(centroids).numpy()}
-        return FirstModels(initial_b(centroids, self.config.centroid_norm), arrays)
+        return self._found(self.mechanism.lift(found))
 
 
 def sketch_mechanism(config: RunConfig, size: int) -> SketchMechanism:
-    """How a run's users release a sketch of a ΔB of `size` numbers; S_in by Eq. 5."""
+    """How a run's users release a sketch of `size` numbers; S_in by Eq. 5."""
     bound = sketch_clip_norm(config.clip_norm, config.sketch_size, size)
     normalise = config.sketch_scale == "normalise"
     return open_sketch(config.sketch, size, config.sketch_size, bound, normalise, config.seed)
 
 
-def open_start(config: RunConfig, size: int) -> Start:
-    """The start that strategy and `stage1` ask for; `size` is h."""
+def open_start(config: RunConfig, size: int, b_size: int) -> Start:
+    """The start that strategy and `stage1` ask for.
+
+    size: numbers of what stage 1 clusters users by. b_size: numbers of B that a start sets, h·r'.
+    """
     start = config.traits.start
     if start == "shared":
-        return SharedStart(config, size)
+        return SharedStart()
     if start == "random" or config.stage1 == "random":
-        return RandomStart(config, size)
-    return DPKMeans(config, size) if config.stage1 == "dp-kmeans" else LocalSketches(config, size)
+        return RandomStart(config, b_size)
+    return DPKMeans(config, size) if config.stage1 == "dp-kmeans" else LocalSketches(config, size, b_size)

@@ -122,7 +122,7 @@ class ClusteredTraining(Strategy):
         self.plan, self.secure_sum, self.listen = plan, secure_sum, listen
         self.ledger, self.run = ledger, run
         self.clusters = config.slots
-        self.start_of_models: Start = open_start(config, backbone.sketch.size)
+        self.start_of_models: Start = open_start(config, backbone.shapes.sketch, backbone.sketch.size)
         self.first: FirstModels | None = None
         self.expected_cohort = config.sampling_rate * len(hosts)
         self.sampler = Sampler(config, len(hosts))
@@ -390,7 +390,7 @@ class ClusteredTraining(Strategy):
         """Users' own vectors, which don't depend on each other: those that arrived well-formed are used."""
         sketches = self._step_name == "sketch"
         width = (
-            sketch_mechanism(self.config, self.backbone.sketch.size).width
+            sketch_mechanism(self.config, self.backbone.shapes.sketch).width
             if sketches
             else vector_size(self.config, self._step_name, self.backbone.shapes)
         )
@@ -409,10 +409,10 @@ class ClusteredTraining(Strategy):
 
     def _first_models(self) -> ArrayRecord:
         """Cluster models from what stage 1 found."""
-        spec, last = self.backbone.spec, self.backbone.blocks[-1]
-        if f"{last.index}.v.B" not in spec.trainable:
+        spec, last, found = self.backbone.spec, self.backbone.blocks[-1], self._first().b
+        if found is None or f"{last.index}.v.B" not in spec.trainable:
             return self._shared_models()
-        return pack({"models": torch.stack([with_centroid(spec, last, b) for b in self._first().b]).numpy()})
+        return pack({"models": torch.stack([with_centroid(spec, last, b) for b in found]).numpy()})
 
     def _models_before_round_1(self) -> ArrayRecord:
         return self._shared_models() if self.start_of_models.rounds else self._first_models()

@@ -33,20 +33,40 @@ class Workbench:
     def __init__(self, config: RunConfig, users: Users, backbone: Backbone, activations: Activations):
         self.config, self.users, self.backbone = config, users, backbone
         self._activations = activations
-        self._deltas: dict[int, Tensor] = {}
+        self._signals: dict[int, Tensor] = {}
 
-    def stage1_deltas(self, ids: Sequence[int]) -> Tensor:
-        """ΔB of each user's stage-1 adapter [users, h·r']; trained once, as all start alike."""
-        missing = [user for user in ids if user not in self._deltas]
-        c, spec = self.config, self.backbone.sketch
+    def stage1_signals(self, ids: Sequence[int]) -> Tensor:
+        """What stage 1 clusters users by [users, `shapes.sketch`]; worked out once, as it never changes."""
+        missing = [user for user in ids if user not in self._signals]
+        features = self.config.stage1_signal == "features"
+        self._signals |= self._features(missing) if features else self._deltas(missing)
+        width = self.backbone.shapes.sketch
+        return torch.stack([self._signals[user] for user in ids]) if ids else torch.zeros(0, width)
+
+    def _features(self, ids: Sequence[int]) -> dict[int, Tensor]:
+        """Mean hidden state of each user's images, by cells [grid²·h]."""
+        found, at = {}, f"{self.backbone.features_layer}-{self.backbone.features_grid}"
+        for user in ids:
+            mean = partial(self._mean_features, user)
+            found[user] = self._activations.get(f"features-{at}-user-{user}", mean).float()
+        return found
+
+    def _mean_features(self, user: int) -> Tensor:
+        images, total = self.users.images(user), torch.zeros(self.backbone.shapes.sketch)
+        for part in images.split(PREFIX_IMAGES):
+            total += len(part) * self.backbone.mean_features(self.backbone.pixels(part)).cpu()
+        return total / len(images)
+
+    def _deltas(self, ids: Sequence[int]) -> dict[int, Tensor]:
+        """ΔB of each user's stage-1 adapter [h·r']."""
+        c, spec, found = self.config, self.backbone.sketch, dict[int, Tensor]()
         sgd = LocalSGD(c.stage1_epochs, c.batch_size, c.stage1_learning_rate)
-        for some, batch in self._passes(missing, uniform=c.sketch_target == "uniform"):
+        for some, batch in self._passes(ids, uniform=c.sketch_target == "uniform"):
             start = spec.start().to(self.backbone.device).expand(len(some), -1)
             orders = [generator(c.seed, "stage 1 order", user) for user in some]
             trained = sgd.train(self.backbone, spec, start, batch, orders).vectors
-            self._deltas |= dict(zip(some, (trained - start).cpu(), strict=True))
-        width = self.backbone.sketch.size
-        return torch.stack([self._deltas[user] for user in ids]) if ids else torch.zeros(0, width)
+            found |= dict(zip(some, (trained - start).cpu(), strict=True))
+        return found
 
     @torch.no_grad()
     def losses(self, ids: Sequence[int], models: Tensor) -> Tensor:

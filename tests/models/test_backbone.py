@@ -60,6 +60,27 @@ def test_prefix_and_tail_equal_the_whole_model(load, folder_of, kind, size, laye
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("grid", [1, 2])
+@pytest.mark.parametrize("layer", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_features_are_cell_means_of_a_hidden_layer(load, folder_of, kind, layer, grid):
+    backbone = load(kind, image_size=16, features_layer=layer, features_grid=grid, stage1_signal="features")
+    pixels = pixels_for(backbone)
+    model = transformers.AutoModelForImageClassification.from_pretrained(folder_of(kind)).eval()
+    stretch = {} if kind.startswith("dinov2") else {"interpolate_pos_encoding": True}
+    with torch.no_grad():
+        hidden = model.base_model(pixels, output_hidden_states=True, **stretch).hidden_states[layer - 1]
+    patches = hidden[:, -16:].reshape(3, 4, 4, -1)  # of 4 pixels; what comes before are no patches
+    cells = [cell for row in patches.chunk(grid, dim=1) for cell in row.chunk(grid, dim=2)]
+    expected = torch.cat([cell.mean((0, 1, 2)) for cell in cells])
+    torch.testing.assert_close(backbone.mean_features(pixels), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_features_come_from_two_thirds_of_the_way_up(load):
+    assert load("tiny-vit").features_layer == 2  # of 0..3
+    assert load("vit").features_layer == 2  # of 0..2
+
+
 def test_images_of_several_users_do_not_mix(load):
     backbone = load("dinov2", lora_layers=2)
     hidden = backbone.prefix(pixels_for(backbone, 6))
@@ -147,6 +168,16 @@ class TestRefusals:
     @pytest.mark.parametrize("size", [0, 16])
     def test_backbone_of_another_kind(self, folder_of, kind, size):
         assert refusal(folder_of(kind), **{"image-size": size}).startswith("backbone")
+
+    @pytest.mark.parametrize(
+        ("options", "reason"),
+        [
+            ({"features-layer": 4}, "features-layer = 4: the backbone has 3 layers"),
+            ({"features-grid": 3}, "features-grid = 3: must be at most 2, the backbone's patches a side"),
+        ],
+    )
+    def test_features_that_the_backbone_does_not_have(self, folder_of, options, reason):
+        assert refusal(folder_of("vit"), **{"stage1-signal": "features"} | options) == reason
 
     def test_text_model(self, tmp_path):
         config = transformers.BertConfig(

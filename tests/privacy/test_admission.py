@@ -47,7 +47,7 @@ class Bench:
         self.backbone = SimpleNamespace(shapes=SHAPES)
         self.used: list[int] = []
 
-    def stage1_deltas(self, ids: Sequence[int]) -> Tensor:
+    def stage1_signals(self, ids: Sequence[int]) -> Tensor:
         self.used += ids
         return torch.ones(len(ids), SHAPES.sketch)
 
@@ -484,7 +484,7 @@ def test_what_is_admitted_is_charged_before_data_is_used(tmp_path: Path) -> None
     def dies(ids: Sequence[int]) -> Tensor:
         raise MemoryError
 
-    node.workbench.stage1_deltas = dies  # type: ignore[method-assign]
+    node.workbench.stage1_signals = dies  # type: ignore[method-assign]
     with pytest.raises(MemoryError):
         train(node, task_of(node), RecordDict())
     with FileLedger(tmp_path) as ledger:

@@ -86,6 +86,8 @@ def of_server(config: RunConfig, noise: NoisePlan) -> list[Release]:
         {"lora_targets": "v", "lora_layers": 3},
         {"lora_train_a": False, "lora_layers": 2},
         {"train_head": False},
+        {"stage1_signal": "features"},
+        {"stage1_signal": "features", "features_grid": 1, "stage1_rank": 3},
         {"lora_train_a": False, "train_head": False, "lora_targets": "o,v"},
         {"strategy": "fedavg", "lora_targets": "q"},
     ],

@@ -8,13 +8,14 @@ from pina_flwr.config import parse
 from pina_flwr.stage1.directions import initial_b, unit
 from pina_flwr.stage1.starts import DPKMeans, LocalSketches, RandomStart, SharedStart, Start, open_start
 
-H = 8
+H = 8  # numbers of what stage 1 clusters users by
+B = 6  # numbers of B
 
 
 def start(**options: object) -> Start:
     usual = {"t-in": 3, "kmeans-restarts": 2, "clusters": 3, "epsilon": math.inf, "sketch-size": 4}
     usual["secure-sum"] = "trusted"
-    return open_start(parse(usual | {k.replace("_", "-"): v for k, v in options.items()}), H)
+    return open_start(parse(usual | {k.replace("_", "-"): v for k, v in options.items()}), H, B)
 
 
 @pytest.mark.parametrize(
@@ -37,17 +38,17 @@ def test_who_starts_how(options: dict[str, object], kind: type) -> None:
 
 def test_random_start() -> None:
     b = start(stage1="random", random_init_norm=0.3).models().b
-    assert b.shape == (3, H)
+    assert b is not None
+    assert b.shape == (3, B)
     torch.testing.assert_close(b.norm(dim=1), torch.full((3,), 0.3))
     assert torch.equal(b, start(stage1="random", random_init_norm=0.3).models().b)
     assert not torch.equal(b, start(stage1="random", random_init_norm=0.3, seed=2).models().b)
 
 
-@pytest.mark.parametrize(("strategy", "slots"), [("fedavg", 1), ("oracle", 4)])
-def test_shared_start(strategy: str, slots: int) -> None:
+@pytest.mark.parametrize("strategy", ["fedavg", "oracle"])
+def test_shared_start(strategy: str) -> None:
     first = start(strategy=strategy, clusters=4).models()
-    assert first.b.shape == (slots, H)
-    assert not first.b.any()
+    assert first.b is None
     assert not first.arrays
 
 
@@ -100,6 +101,15 @@ class TestDPKMeans:
             opened.receive(round_, sum_.ravel())
         expected = unit(torch.from_numpy(sums[1] + memory * sums[0]).float())[0]
         torch.testing.assert_close(torch.from_numpy(opened.models().arrays["centroids"]), expected)
+
+    def test_centroids_of_features_are_no_models(self) -> None:
+        opened = start(stage1_signal="features")
+        opened.receive(1, np.zeros(H))
+        opened.receive(2, np.random.default_rng(1).standard_normal(2 * 3 * H))
+        first = opened.models()
+        assert first.b is None
+        assert first.arrays["centroids"].shape == (3, H)
+        assert first.arrays["mean"].shape == (H,)
 
     def test_if_every_round_was_dropped_models_still_differ(self) -> None:
         b = start().models().b
@@ -158,9 +168,17 @@ class TestLocalSketches:
         assert torch.equal(lifted(1), lifted(1))
         assert len({tuple(lifted(seed).flatten().tolist()) for seed in range(5)}) > 1
 
+    def test_sketches_of_features_are_no_models(self) -> None:
+        opened = start(stage1="sketch", sketch_centre="none", stage1_signal="features")
+        opened.receive(1, np.eye(4, dtype=np.float32))
+        first = opened.models()
+        assert first.b is None
+        assert first.arrays["centroids"].shape == (3, H)
+
     @pytest.mark.parametrize("sketch", ["projection", "coordinates", "private-support", "paper"])
-    def test_no_sketch_at_all(self, sketch: str) -> None:
+    @pytest.mark.parametrize("signal", ["update", "features"])
+    def test_no_sketch_at_all(self, sketch: str, signal: str) -> None:
         """Equal models would all be picked first by everybody, so the start is random then."""
-        first = start(stage1="sketch", sketch=sketch).models()
+        first = start(stage1="sketch", sketch=sketch, stage1_signal=signal).models()
         torch.testing.assert_close(first.b, start(stage1="random").models().b)
         assert not first.arrays

@@ -509,6 +509,12 @@ class TestSelfAssignment:
         grid = run(config(epsilon=math.inf, **options))
         assert {e.task.choose for e in grid.trained()} == {"loss"}
 
+    def test_with_features_models_start_alike(self, config: Make) -> None:
+        grid = run(config(epsilon=math.inf, stage1_signal="features"))
+        task = grid.trained("update", 1)[0].task
+        assert task.choose == "nearest"
+        assert np.ptp(task.arrays["models"], axis=0).max() == 0
+
     def test_centroid_i_becomes_model_i(self, config: Make) -> None:
         """The B of cluster model i is the centred centroid i at the norm asked for."""
         grid = run(config(epsilon=math.inf, centroid_norm=0.2))

@@ -301,13 +301,13 @@ class TestRandomness:
         self, config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Users, stage-1 updates, first centroids, cohorts, and what is logged that no noise reaches."""
-        real, deltas = Workbench.stage1_deltas, list[torch.Tensor]()
+        real, deltas = Workbench.stage1_signals, list[torch.Tensor]()
 
         def record(bench: Workbench, users: list[int]) -> torch.Tensor:
             deltas.append(real(bench, users))
             return deltas[-1]
 
-        monkeypatch.setattr(Workbench, "stage1_deltas", record)
+        monkeypatch.setattr(Workbench, "stage1_signals", record)
         first, second = self.pair(config, tmp_path, **self.CROWD)
         half = len(deltas) // 2
         assert half > 0

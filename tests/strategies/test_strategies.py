@@ -46,6 +46,8 @@ ALL: dict[str, dict[str, Any]] = {
         "sketch_target": "uniform",
         "sketch_scale": "normalise",
     },
+    "pina, features": {"stage1_signal": "features"},
+    "pina, sketches of features": {"stage1_signal": "features", "stage1": "sketch", "sketch_size": 16},
     "pina as in the paper": PAPER,
     "pina, random start": {"stage1": "random"},
     "pina-ri": {"strategy": "pina-ri", "normality": "energy"},
@@ -236,7 +238,8 @@ def test_ifca_is_not_clipped(config: Make) -> None:
     assert np.linalg.norm(moved[0], axis=1).max() > 0.1
 
 
-def test_groups_are_found_without_noise(config: Make) -> None:
+@pytest.mark.parametrize("signal", ["update", "features"])
+def test_groups_are_found_without_noise(config: Make, signal: str) -> None:
     """A small but whole case: PINA finds the rotations and beats FedAvg."""
     size = {
         "num_users": 48,
@@ -245,7 +248,9 @@ def test_groups_are_found_without_noise(config: Make) -> None:
         "sampling_rate": 0.5,
         "stage1_epochs": 10,
     }
-    pina = config(**size, epsilon=INF, t_in=6, t_tr=8, self_assign_rounds=4, local_epochs=5)
+    pina = config(
+        **size, epsilon=INF, t_in=6, t_tr=8, self_assign_rounds=4, local_epochs=5, stage1_signal=signal
+    )
     run(pina)
     fedavg = config(
         **size, epsilon=INF, strategy="fedavg", t_tr=8, local_epochs=5, output=pina.output + "-fedavg"

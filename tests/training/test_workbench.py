@@ -23,7 +23,7 @@ def everything(work):
     models = cluster_models(work)
     choices = torch.tensor([0, 1, 2, 0, 1, 2])
     return {
-        "deltas": work.stage1_deltas(ALL),
+        "deltas": work.stage1_signals(ALL),
         "losses": work.losses(ALL, models),
         "updates": work.train(ALL, models, choices, round_=3)[0],
         "correct": torch.cat([x.flatten() for x in work.test_correct(models, [0, 1, 2, 3], 1, 2)]),
@@ -112,13 +112,13 @@ class TestSteps:
         work = bench(batch_size=2)
         models, choices = cluster_models(work), torch.tensor([0, 1, 2, 0, 1, 2])
         updates, _ = work.train(ALL, models, choices, 3)
-        losses, deltas = work.losses(ALL, models), work.stage1_deltas(ALL)
+        losses, deltas = work.losses(ALL, models), work.stage1_signals(ALL)
         other = bench(batch_size=2)
         for user in (5, 2, 3):
             alone, _ = other.train([user], models, choices[user : user + 1], 3)
             torch.testing.assert_close(alone[0], updates[user], rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(other.losses([user], models)[0], losses[user], rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(other.stage1_deltas([user])[0], deltas[user], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(other.stage1_signals([user])[0], deltas[user], rtol=1e-4, atol=1e-5)
 
     def test_update_moves_the_chosen_model(self, bench):
         work = bench()
@@ -176,24 +176,48 @@ class TestSteps:
 
     def test_stage_1_trains_once_and_in_any_order(self, bench, monkeypatch):
         work = bench()
-        first = work.stage1_deltas([4, 1])
+        first = work.stage1_signals([4, 1])
         assert first.shape == (2, work.backbone.sketch.size)
         assert (first.norm(dim=1) > 0).all()
-        rest = work.stage1_deltas([1, 0, 4])
+        rest = work.stage1_signals([1, 0, 4])
         assert torch.equal(rest[[2, 0]], first)
         forbid_prefix(monkeypatch)
-        assert torch.equal(work.stage1_deltas([0])[0], rest[1])
+        assert torch.equal(work.stage1_signals([0])[0], rest[1])
 
     def test_stage_1_targets(self, bench):
         """A uniform target uses no label: users with the same images have the same ΔB."""
         for target, same in [("uniform", True), ("labels", False)]:
             work = bench(sketch_target=target)
             work.users.rows[1] = work.users.rows[0][:3]
-            honest = work.stage1_deltas([1])
-            work._deltas.clear()
+            honest = work.stage1_signals([1])
+            work._signals.clear()
             labels = work.users.tables.train.labels
             labels[work.users.rows[1]] = (labels[work.users.rows[1]] + 5) % 10
-            assert torch.allclose(honest, work.stage1_deltas([1])) is same
+            assert torch.allclose(honest, work.stage1_signals([1])) is same
+
+    def test_features_are_means_over_a_users_images(self, bench, monkeypatch):
+        work = bench(stage1_signal="features")
+        monkeypatch.setattr(workbench, "PREFIX_IMAGES", 3)
+        found = work.stage1_signals(ALL)
+        assert found.shape == (6, work.backbone.shapes.sketch) == (6, 4 * 64)
+        for user in ALL:
+            each = [
+                work.backbone.mean_features(work.backbone.pixels(i[None])) for i in work.users.images(user)
+            ]
+            torch.testing.assert_close(found[user], torch.stack(each).mean(0), rtol=0.01, atol=0.01)
+        assert torch.equal(work.stage1_signals([4, 1]), found[[4, 1]])
+
+    def test_features_of_another_layer_or_grid_are_kept_apart(self, bench, tmp_path):
+        """A folder of activations may serve runs that differ in these options only."""
+        kept = {"stage1_signal": "features", "cache_dir": str(tmp_path), "features_grid": 1}
+        for options in (
+            {"features_layer": 2},
+            {"features_layer": 3},
+            {"features_layer": 3, "features_grid": 2},
+        ):
+            fresh = bench(**(kept | options | {"cache_dir": ""})).stage1_signals(ALL)
+            for _ in range(2):
+                torch.testing.assert_close(bench(**(kept | options)).stage1_signals(ALL), fresh)
 
     def test_right_answers(self, bench):
         work = bench()
@@ -224,7 +248,7 @@ class TestSteps:
         work = bench()
         models = cluster_models(work)
         d = work.backbone.spec.size
-        assert work.stage1_deltas([]).shape == (0, work.backbone.sketch.size)
+        assert work.stage1_signals([]).shape == (0, work.backbone.sketch.size)
         assert work.losses([], models).shape == (0, 3)
         for choices in (None, torch.zeros(0, dtype=torch.int64)):
             updates, chosen = work.train([], models, choices, 1)
