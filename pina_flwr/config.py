@@ -69,6 +69,9 @@ class RunConfig:
         24, "training images of each user; with user-column a cap (0: no cap)", low=0
     )
     rotations: int = option(4, "hidden groups by rotation: 1 none, 2 (0/180°), 4 (0/90/180/270°)")
+    group_shares: str = option(
+        "", "how users divide among the rotations, such as '70,10,10,10' (empty: evenly)"
+    )
     deal: str = option(
         "every-rotation",
         "'disjoint': an image has one user; 'every-rotation': one a rotation",
@@ -264,6 +267,15 @@ class RunConfig:
         )
 
     @property
+    def shares_of_groups(self) -> tuple[float, ...]:
+        """`group-shares` as numbers, not normalised; empty if users divide evenly.
+
+        Raises:
+            ValueError: they are no numbers.
+        """
+        return tuple(float(part) for part in self.group_shares.split(",")) if self.group_shares else ()
+
+    @property
     def slots(self) -> int:
         """Adapters side by side in the secure sum: C, or 1 where there is one model for all."""
         return 1 if self.traits.one_model else self.clusters
@@ -427,6 +439,11 @@ def _check_together(c: RunConfig) -> None:
             f"rotations = {c.rotations}: with user-column the groups are natural; set rotations = 1",
         ),
         (
+            not c.group_shares or _are_shares(c),
+            f"group-shares = {c.group_shares!r}: must be a number above 0 for each of rotations = "
+            f"{c.rotations}, comma separated",
+        ),
+        (
             not traits.knows_groups or not c.user_column,
             f"strategy = {c.strategy!r}: needs true groups, which a split by user-column does not have",
         ),
@@ -445,6 +462,14 @@ def _check_together(c: RunConfig) -> None:
     _check_clear(c)
     if c.secure_sum == "secagg+" and not c.local_updates:
         _check_secagg(c)
+
+
+def _are_shares(c: RunConfig) -> bool:
+    try:
+        shares = c.shares_of_groups
+    except ValueError:
+        return False
+    return len(shares) == c.rotations and all(0 < share < LARGEST_FLOAT for share in shares)
 
 
 def _check_clear(c: RunConfig) -> None:

@@ -16,6 +16,8 @@ STRINGS = [key_of(f.name) for f in FIELDS if isinstance(f.default, str)]
 FLOATS = [key_of(f.name) for f in FIELDS if isinstance(f.default, float)]
 NATURAL = {"user-column": "writer_id", "rotations": 1}
 TRUSTED = {"secure-sum": "trusted"}
+NO_SHARES = ("1,1,1", "1,1,1,1,1", "1,1,1,0", "1,1,1,x", "1,1,1,nan", "1,1,1,inf", ",", "1,1,1,-1")
+PER_ROTATION = "must be a number above 0 for each of rotations = 4, comma separated"
 
 
 def mistake(**options: Any) -> str:
@@ -247,6 +249,7 @@ def test_unknown_options(key: str, message: str) -> None:
             "self-assign-rounds = 0: with stage1-signal = 'features' models start alike and part only where "
             "users take the nearest centroid first; must be at least 1",
         ),
+        *(({"group_shares": shares}, f"group-shares = {shares!r}: {PER_ROTATION}") for shares in NO_SHARES),
         ({"t_no": 21, "t_tr": 20}, "t-no = 21: must be at most t-tr = 20"),
         (
             {"sketch_size": 3, "sketch": "paper"},

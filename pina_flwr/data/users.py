@@ -95,14 +95,16 @@ def _rotated(config: RunConfig, tables: Tables) -> Users:
     if size > available:
         raise ConfigError(f"images-per-user = {size}: the data set has {available} training images")
     decks = config.rotations if config.deal == "every-rotation" else 1
-    needed = -(-config.num_users // decks) * size
-    if needed > available:
-        most = available // size * decks
+    sizes = _group_sizes(config)
+    largest = max(sizes) if decks > 1 else config.num_users  # users that one deck has to serve
+    if largest * size > available:
+        shares = config.shares_of_groups or (1,) * config.rotations
+        most = int(available // size * (sum(shares) / max(shares) if decks > 1 else 1))
         raise ConfigError(
             f"num-users = {config.num_users}: {available} training images suffice for {most} users of "
             f"images-per-user = {size} under deal = {config.deal!r}"
         )
-    groups = np.arange(config.num_users) % config.rotations
+    groups = _mixed(sizes) if config.group_shares else np.arange(config.num_users) % config.rotations
     hands = np.zeros(decks, dtype=int)
     orders = [generator(config.seed, "deal", deck).permutation(available) for deck in range(decks)]
     rows = []
@@ -111,6 +113,26 @@ def _rotated(config: RunConfig, tables: Tables) -> Users:
         rows.append(orders[deck][hands[deck] * size : (hands[deck] + 1) * size])
         hands[deck] += 1
     return Users(config, tables, rows, groups)
+
+
+def _group_sizes(config: RunConfig) -> list[int]:
+    """How many users each hidden group has."""
+    users, groups = config.num_users, config.rotations
+    if not config.group_shares:
+        return [(users + groups - 1 - group) // groups for group in range(groups)]
+    ends = np.cumsum(config.shares_of_groups) / sum(config.shares_of_groups)
+    sizes = np.diff(np.round(ends * users), prepend=0).astype(int).tolist()
+    if 0 in sizes:
+        raise ConfigError(
+            f"group-shares = {config.group_shares!r}: leave a group without users at num-users = {users}"
+        )
+    return sizes
+
+
+def _mixed(sizes: list[int]) -> np.ndarray:
+    """Groups of these sizes, each spread evenly over all users: int [K]."""
+    places = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes])
+    return np.repeat(np.arange(len(sizes)), sizes)[np.argsort(places, kind="stable")]
 
 
 def _natural(config: RunConfig, tables: Tables) -> Users:

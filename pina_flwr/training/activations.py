@@ -28,7 +28,8 @@ KEPT_AS = torch.bfloat16
 # Options that decide what the trainable layers see of a user's images; all others leave the cache valid.
 DECISIVE = (
     "seed", "dataset", "image_column", "label_column", "user_column", "num_users", "images_per_user",
-    "rotations", "deal", "augment", "test_on", "test_images", "backbone", "image_size", "lora_layers",
+    "rotations", "group_shares", "deal", "augment", "test_on", "test_images", "backbone", "image_size",
+    "lora_layers",
 )  # fmt: skip
 
 

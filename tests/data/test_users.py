@@ -32,6 +32,31 @@ def test_deal(deal, rotations):
         assert len(set(held.tolist())) == len(held)
 
 
+@pytest.mark.parametrize("deal", ["every-rotation", "disjoint"])
+def test_groups_of_unequal_size(deal):
+    users = users_of(deal=deal, num_users=50, images_per_user=10, group_shares="70,10,10,10")
+    assert np.bincount(users.groups).tolist() == [35, 5, 5, 5]
+    for part in (users.groups[:25], users.groups[25:]):  # mixed: whoever comes first is no other kind of user
+        assert np.bincount(part, minlength=4).min() >= 2
+    decks = [0] * 50 if deal == "disjoint" else users.groups
+    for deck in set(decks):
+        held = np.concatenate([rows for rows, own in zip(users.rows, decks, strict=True) if own == deck])
+        assert len(set(held.tolist())) == len(held)
+
+
+def test_shares_need_not_add_up_to_100():
+    assert np.bincount(
+        users_of(num_users=8, group_shares="1.5,.5", rotations=2, clusters=2).groups
+    ).tolist() == [6, 2]
+
+
+def test_a_group_without_users():
+    with pytest.raises(
+        ConfigError, match=r"^group-shares = '97,1,1,1': leave a group without users at num-users = 9$"
+    ):
+        users_of(num_users=9, sampling_rate=0.5, group_shares="97,1,1,1")
+
+
 def test_every_rotation_deals_each_image_once_in_every_rotation():
     users = users_of(num_users=4 * 58, images_per_user=24)
     held = Counter(np.concatenate(users.rows).tolist())
@@ -136,6 +161,7 @@ def test_the_seed_decides_everything():
         ({"deal": "every-rotation", "images_per_user": 24}, 232),
         ({"deal": "every-rotation", "images_per_user": 24, "rotations": 2}, 116),
         ({"deal": "disjoint", "images_per_user": 1400}, 1),
+        ({"images_per_user": 24, "group_shares": "58,2,2,2"}, 64),
     ],
 )
 def test_too_many_users(options, most):
@@ -154,11 +180,12 @@ def test_more_images_per_user_than_there_are():
 
 @pytest.mark.parametrize("deal", ["every-rotation", "disjoint"])
 @pytest.mark.parametrize("count", [10**12, 2**63 - 1])
-def test_absurd_numbers_are_refused_before_memory_is_taken(deal, count):
+@pytest.mark.parametrize("shares", ["", "4,3,2,1"])
+def test_absurd_numbers_are_refused_before_memory_is_taken(deal, count, shares):
     with pytest.raises(ConfigError, match=f"^num-users = {count}: "):
-        users_of(num_users=count, deal=deal)
+        users_of(num_users=count, deal=deal, group_shares=shares)
     with pytest.raises(ConfigError, match=f"^images-per-user = {count}: "):
-        users_of(num_users=count, images_per_user=count, deal=deal)
+        users_of(num_users=count, images_per_user=count, deal=deal, group_shares=shares)
 
 
 @pytest.mark.parametrize("key", ["user-column", "image-column", "label-column"])

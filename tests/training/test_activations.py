@@ -154,6 +154,7 @@ class TestFolderOfARun:
     def test_a_decisive_option_has_its_own(self, tmp_path, name):
         """What the trainable layers see depends on it."""
         others = {"rotations": 2, "deal": "disjoint", "lora_layers": 2, "augment": 3, "test_on": "validation"}
+        others["group_shares"] = "4,3,2,1"
         base = {"rotations": 1} if name == "user_column" else {}
         default = getattr(parse(base), name)
         value = others.get(name, default + 1 if isinstance(default, int) else default + "x")
