@@ -4,7 +4,8 @@ A block of any ViT, DeiT or DINOv2 is `h + ls1·o(attention(q, k, v)(norm1(h)))`
 `h + ls2·fc2(act(fc1(norm2(h))))`. Here each projection adds a user's low-rank term, so that one pass over the
 shared weights serves many users: autograd through the sum of their losses gives every user its own gradient.
 Two things make it cheap, both exact: the frozen projections of the first trainable block are computed once
-(`prepare`), and the last block works out the class token only, since nothing else reaches the head.
+(`prepare`), and the last block works out the class token only, since nothing else reaches the head, and
+without keys and values of the other tokens.
 """
 
 from __future__ import annotations
@@ -49,19 +50,19 @@ class Prepared:
     """What of a block does not depend on any adapter, for [users, images, tokens, h] hidden states.
 
     residual, q: [users, images, queries, h], where queries are all tokens or the class token alone.
-    normed: [users, images, tokens, h]. k, v: [users, images, heads, tokens, h / heads].
+    normed: [users, images, tokens, h]. keyed: k and v, each [users, images, heads, tokens, h / heads]; empty
+    where the class token alone asks.
     """
 
     residual: Tensor
     normed: Tensor
     q: Tensor
-    k: Tensor
-    v: Tensor
+    keyed: tuple[Tensor, ...] = ()
 
-    def pick(self, users: Tensor, images: Tensor) -> Prepared:
-        """The same for some images of each user (index tensors that broadcast to [users, β])."""
-        parts = (self.residual, self.normed, self.q, self.k, self.v)
-        return Prepared(*(part[users, images] for part in parts))
+    def pick(self, users: Tensor, images: Tensor | slice = slice(None)) -> Prepared:
+        """The same for some images of some users (tensors that broadcast to [users, β]; or all images)."""
+        residual, normed, q = (part[users, images] for part in (self.residual, self.normed, self.q))
+        return Prepared(residual, normed, q, tuple(part[users, images] for part in self.keyed))
 
 
 def find_block(layer: nn.Module, prefix: str, index: int, heads: int) -> Block:
@@ -114,18 +115,19 @@ def prepare(block: Block, hidden: Tensor, class_token_only: bool) -> Prepared:
     """The adapter-free half of a block, for hidden states [users, images, tokens, h]."""
     normed = block.norm1(hidden)
     queries = 1 if class_token_only else hidden.shape[-2]
+    keyed = () if class_token_only else tuple(block.projections[short](normed) for short in "kv")
     return Prepared(
         residual=hidden[..., :queries, :].float(),
         normed=normed,
         q=block.projections["q"](normed[..., :queries, :]),
-        k=_heads(block.projections["k"](normed), block.heads).contiguous(),
-        v=_heads(block.projections["v"](normed), block.heads).contiguous(),
+        keyed=tuple(_heads(part, block.heads).contiguous() for part in keyed),
     )
 
 
 def apply_block(block: Block, prepared: Prepared, adapters: Adapters, lora_scale: float) -> Tensor:
     """The rest of a block under every user's adapter: [users, images, queries, h]."""
-    attended = _attention(block, prepared, adapters, lora_scale)
+    attention = _attention if prepared.keyed else _class_token_attention
+    attended = attention(block, prepared, adapters, lora_scale)
     mixed = block.projections["o"](attended)
     if (down := adapters.get(f"{block.index}.o.A")) is not None:
         mixed = mixed + lora_scale * _per_user(_per_user(attended, down), adapters[f"{block.index}.o.B"])
@@ -147,19 +149,55 @@ def _attention(block: Block, prepared: Prepared, adapters: Adapters, lora_scale:
         z = _per_user(prepared.normed, down)[:, :, None]  # [users, images, 1, tokens, r], alike for all heads
         return z, lora_scale * up.reshape(up.shape[0], 1, block.heads, -1, up.shape[-1])
 
+    q, (k, v) = _queries(block, prepared, adapters, lora_scale), prepared.keyed
+    scores = q @ k.mT
+    if (keys := low_rank("k")) is not None:
+        scores = scores + (q @ keys[1]) @ keys[0].mT
+    attention = torch.softmax(scores / q.shape[-1] ** 0.5, dim=-1)
+    out = attention @ v
+    if (values := low_rank("v")) is not None:
+        out = out + (attention @ values[0]) @ values[1].mT
+    return out.transpose(2, 3).flatten(3)
+
+
+def _class_token_attention(block: Block, prepared: Prepared, adapters: Adapters, lora_scale: float) -> Tensor:
+    """The same for the class token alone: with one query an image, keys and values need not be worked out.
+
+    q·(W_k x) = (W_kᵀ q)·x, and Σ p·(W_v x) = W_v Σ p·x, head by head. b_k adds the same to all scores of a
+    head, which softmax takes no notice of; b_v is added once, since Σ p = 1.
+    """
+    users, images = prepared.q.shape[:2]
+    q = _queries(block, prepared, adapters, lora_scale)[..., 0, :]  # [users, images, heads, h / heads]
+    key, value = (block.projections[short].weight.unflatten(0, (block.heads, -1)) for short in "kv")
+    sought = _per_head(q, key)  # [users, images, heads, h]
+    if (down := adapters.get(f"{block.index}.k.A")) is not None:
+        up = adapters[f"{block.index}.k.B"].unflatten(1, (block.heads, -1))[:, None]
+        z = (q[..., None, :] @ up)[..., 0, :]
+        sought = sought + lora_scale * _per_user(z, down.mT)
+    scores = sought @ prepared.normed.mT
+    seen = torch.softmax(scores / q.shape[-1] ** 0.5, dim=-1) @ prepared.normed
+    out = _per_head(seen, value.mT)
+    if (bias := block.projections["v"].bias) is not None:
+        out = out + bias.unflatten(0, (block.heads, -1))
+    if (down := adapters.get(f"{block.index}.v.A")) is not None:
+        up = adapters[f"{block.index}.v.B"].unflatten(1, (block.heads, -1))[:, None]
+        out = out + lora_scale * (up @ _per_user(seen, down)[..., None])[..., 0]
+    return out.reshape(users, images, 1, -1)
+
+
+def _queries(block: Block, prepared: Prepared, adapters: Adapters, lora_scale: float) -> Tensor:
+    """Every user's queries by head, [users, images, heads, queries, h / heads]."""
     q = prepared.q
     if (down := adapters.get(f"{block.index}.q.A")) is not None:
         asking = prepared.normed[..., : q.shape[-2], :]
         q = q + lora_scale * _per_user(_per_user(asking, down), adapters[f"{block.index}.q.B"])
-    q = _heads(q, block.heads)
-    scores = q @ prepared.k.mT
-    if (keys := low_rank("k")) is not None:
-        scores = scores + (q @ keys[1]) @ keys[0].mT
-    attention = torch.softmax(scores / q.shape[-1] ** 0.5, dim=-1)
-    out = attention @ prepared.v
-    if (values := low_rank("v")) is not None:
-        out = out + (attention @ values[0]) @ values[1].mT
-    return out.transpose(2, 3).flatten(3)
+    return _heads(q, block.heads)
+
+
+def _per_head(x: Tensor, weight: Tensor) -> Tensor:
+    """x [users, images, heads, i] times each head's weight [heads, i, o]: [users, images, heads, o]."""
+    out = x.flatten(0, 1).transpose(0, 1) @ weight
+    return out.transpose(0, 1).unflatten(0, x.shape[:2])
 
 
 def _heads(x: Tensor, heads: int) -> Tensor:

@@ -2,8 +2,8 @@
 
 The loss that is differentiated is the sum over users of each one's mean loss. Users share no trainable
 number, so its gradient holds every user's own gradient; the result is that of training one user after the
-other. Users may do different amounts of work: one that has done its epochs, or whose images a batch has
-passed, takes no more steps.
+other. Users may do different amounts of work: one that has done its epochs leaves, and one whose images a
+batch has passed takes no step.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ class Batch:
         """The images `rows` [users, β] of each user."""
         users = torch.arange(rows.shape[0], device=rows.device)[:, None]
         return Batch(self.prepared.pick(users, rows), self.targets[users, rows], self.weights[users, rows])
+
+    def of(self, users: Tensor) -> Batch:
+        """All images of some users."""
+        return Batch(self.prepared.pick(users), self.targets[users], self.weights[users])
 
 
 class Trained(NamedTuple):
@@ -75,17 +79,19 @@ class LocalSGD:
         """
         vectors, steps = start.clone(), torch.zeros(len(start), dtype=torch.int64, device=start.device)
         wanted = torch.full_like(steps, self.epochs) if epochs is None else epochs.to(start.device)
+        users = torch.arange(len(start), device=start.device)  # those at work
         for epoch in range(int(wanted.max()) if len(wanted) else 0):
-            for part in self._batches(batch, orders):
-                vectors.requires_grad_(True)
-                loss = user_losses(backbone, spec, vectors, part).sum()
-                (gradient,) = torch.autograd.grad(loss, vectors)
-                vectors = vectors.detach()
-                gradient += self.mu * (vectors - start)
-                at_work = (epoch < wanted) & (part.weights.sum(1) > 0)
-                # A choice and no product: 0 times a gradient that is not finite would spoil who is done.
-                vectors = vectors - self.learning_rate * gradient.where(at_work[:, None], 0)
-                steps += at_work
+            if len(left := (epoch < wanted[users]).nonzero()[:, 0]) < len(users):
+                users, batch = users[left], batch.of(left)
+            for part in self._batches(batch, [orders[user] for user in users.tolist()]):
+                before = vectors[users].requires_grad_()
+                loss = user_losses(backbone, spec, before, part).sum()
+                (gradient,) = torch.autograd.grad(loss, before)
+                gradient += self.mu * (before.detach() - start[users])
+                has_images = part.weights.sum(1) > 0
+                # A choice and no product: 0 times a gradient that is not finite would spoil who has none.
+                vectors[users] -= self.learning_rate * gradient.where(has_images[:, None], 0)
+                steps[users] += has_images
         return Trained(vectors, steps)
 
     def _batches(self, batch: Batch, orders: list[np.random.Generator]) -> Iterator[Batch]:

@@ -95,14 +95,22 @@ def test_class_token_alone_equals_all_tokens(load):
     )
 
 
-def test_picking_images_picks_every_part(load):
-    backbone = load("vit")
-    hidden = torch.randn((2, 4, 5, 16), generator=torch.Generator().manual_seed(8))
-    rows = torch.tensor([[3, 0], [1, 1]])
-    picked = backbone.prepare(hidden).pick(torch.arange(2)[:, None], rows)
-    direct = backbone.prepare(torch.stack([hidden[0][[3, 0]], hidden[1][[1, 1]]]))
-    for name in ("residual", "normed", "q", "k", "v"):
-        torch.testing.assert_close(getattr(picked, name), getattr(direct, name))
+def same_prepared(a, b):
+    for name in ("residual", "normed", "q"):
+        torch.testing.assert_close(getattr(a, name), getattr(b, name))
+    torch.testing.assert_close(a.keyed, b.keyed)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_picking_users_and_images_picks_every_part(load, layers):
+    backbone = load("vit", lora_layers=layers)
+    hidden = torch.randn((3, 4, 5, 16), generator=torch.Generator().manual_seed(8))
+    rows = torch.tensor([[3, 0], [1, 1], [2, 0]])
+    prepared, users = backbone.prepare(hidden), torch.arange(3)
+    assert len(prepared.keyed) == (0 if layers == 1 else 2)
+    rowwise = torch.stack([own[some] for own, some in zip(hidden, rows, strict=True)])
+    same_prepared(prepared.pick(users[:, None], rows), backbone.prepare(rowwise))
+    same_prepared(prepared.pick(users[1:]), backbone.prepare(hidden[1:]))
 
 
 def test_names_are_the_modules_peft_is_to_wrap(load):
