@@ -237,10 +237,11 @@ class ClusteredTraining(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask every node how its users fare (simulation only)."""
+        """Ask every node how its users fare with the clusters that they take now (simulation only)."""
         stage, t = self._stage(server_round)
-        named = unpack(arrays) | (self._first().arrays if stage == 1 else {})
-        choose = "nearest" if stage == 1 and "centroids" in named else self._choose_at_evaluation()
+        found = self._first().arrays
+        choose = self.choose(t) if stage == 2 else "nearest" if found else "loss"
+        named = unpack(arrays) | (found if choose == "nearest" else {})
         everyone = self.hosts.by_node(range(len(self.hosts)))
         return self._to_nodes(Task("evaluate", t, [], choose, named), everyone, EVALUATE, server_round)
 
@@ -445,9 +446,6 @@ class ClusteredTraining(Strategy):
         assert self._question is not None  # set by configure_train
         step, users = self._question.step, len(self.hosts)
         return open_mechanism(self.config, step, self.plan.of_step(step), users, self.backbone.shapes)
-
-    def _choose_at_evaluation(self) -> str:
-        return "group" if self.choose(1) == "group" else "loss"
 
     def _worth_evaluating(self, server_round: int) -> bool:
         stage, t = self._stage(server_round)
