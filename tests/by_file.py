@@ -13,9 +13,8 @@ ONE_AT_A_TIME = (
     "tests/compare/test_cli_compare.py::test_with_flower_it_is_interrupted_and_goes_on",
     "tests/secure_sum/test_docs_example.py::test_it_runs_in_flower",
     "tests/strategies/test_plugin.py::test_a_whole_run_of_flower",
-    "tests/benchmarks/test_secure_sum_benchmark.py::test_bounds_on_long_vectors",
 )
-"""How the ids of tests begin that start Flower's own processes, or compare times of long computations.
+"""How the ids of tests begin that start Flower's own processes, each with many of its own.
 
 Named here and not marked with `xdist_group`: the process that deals knows tests by their ids alone, and
 pytest 9.2 leaves out of those what pytest-xdist 3.8 adds for a group.
