@@ -1,6 +1,11 @@
 # make install | demo | test | lint | clean        (make demo VENV=/path/to/env PYTHON=python3.12)
+#
+# `make test` works in two processes, which a machine of two cores is enough for; PROCESSES=0 is one process.
+# Both get the files in alphabetical order (not the file of most tests first: those are not the longest).
+# Benchmarks come first and alone: their bounds are on ratios of times, which move when caches are shared.
 VENV ?= .venv
 PYTHON ?= python3
+PROCESSES ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
@@ -19,7 +24,9 @@ demo: install
 	$(BIN)/pina run --output runs/demo --overwrite
 
 test: install
-	$(BIN)/python -m pytest --cov=pina_flwr --cov-report=term
+	$(BIN)/python -m pytest tests/benchmarks
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --ignore=tests/benchmarks \
+		--cov=pina_flwr --cov-report=term
 
 lint: install
 	$(BIN)/ruff check .

@@ -1,4 +1,7 @@
-"""What all tests share: one thread for torch, Flower's identity of a task, and the log of Flower's logger."""
+"""What all tests share: one thread for torch, Flower's identity of a task, the log of Flower's logger.
+
+Of several processes (`pytest -n 2 --dist loadfile`) each gets the tests of a file together.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,24 @@ from pina_flwr.config import RunConfig
 from pina_flwr.privacy import guarantee
 
 torch.set_num_threads(1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal tests to processes file by file; where another way was asked for, that one."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from by_file import ByFile  # tests run without xdist, too
+
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of several processes, one begins with the tests that run one at a time: they take longest."""
+    if hasattr(config, "workerinput"):
+        from by_file import is_one_at_a_time
+
+        items.sort(key=lambda item: not is_one_at_a_time(item.nodeid))
 
 
 @pytest.fixture(autouse=True)

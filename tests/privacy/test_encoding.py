@@ -428,10 +428,10 @@ def test_wrap_probability_and_excess_refuse_the_same() -> None:
 
 def test_choice_is_fast() -> None:
     """It is made inside a calibration loop."""
-    start = time.perf_counter()
+    start = time.process_time()
     for k in range(100):
         choose_encoding(100_000, 1.0, 1 + k / 1000, 100, 16)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 # The whole way

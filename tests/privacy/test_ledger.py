@@ -472,6 +472,6 @@ def test_opening_is_fast(tmp_path: Path) -> None:
         for round_ in range(1, 301):
             line, before = module._seal(module.dumps(Entry("r", 1, round_, ONE).to_dict()).encode(), before)
             file.write(line + b"\n")
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(entries_of(path)) == 300
-    assert time.perf_counter() - start < 0.2  # measured: 4 ms
+    assert time.process_time() - start < 0.2  # measured: 4 ms

@@ -261,10 +261,10 @@ def test_reasons_are_fixed_phrases() -> None:
 
 def test_checking_many_users_alike_is_fast() -> None:
     check(OFFER, RELEASE, POLICY, [RELEASE], 1)
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(2500):
         check(OFFER, RELEASE, POLICY, [RELEASE], 1)
-    assert time.perf_counter() - start < 2  # measured: 0.04 s
+    assert time.process_time() - start < 2  # measured: 0.04 s
 
 
 # The file ---------------------------------------------------------------------------------------------

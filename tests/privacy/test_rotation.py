@@ -88,9 +88,9 @@ def test_no_users() -> None:
 
 def test_is_fast() -> None:
     plain = vectors(50, 65_536)
-    start = time.perf_counter()
+    start = time.process_time()
     rotate(plain, 1)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize("shape", [(5,), (2, 3, 4), (2, 0)])

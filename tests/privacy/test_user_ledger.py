@@ -146,11 +146,11 @@ def test_counts_equal_what_was_charged(opened: Callable, seed: int) -> None:
 def test_the_state_is_small_for_many_users() -> None:
     """2,500 users, 30 rounds of two stages, 3 distinct releases: under 60 kB with every message."""
     state, users = RecordDict(), list(range(0, 25_000, 10))
-    start = time.perf_counter()
+    start = time.process_time()
     for round_ in range(1, 31):
         stage = 1 if round_ <= 10 else 2
         StateLedger(state).charge(users, RUN, stage, round_, RELEASES[round_ % 3])
-    elapsed = time.perf_counter() - start
+    elapsed = time.process_time() - start
     size = recorddict_to_proto(state).ByteSize()
     assert size < 60_000
     ledger = StateLedger(state)
