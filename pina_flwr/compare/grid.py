@@ -14,6 +14,8 @@ from pathlib import Path
 
 from pina_flwr.compare.matrix import Layer, Matrix, Row, epsilon_name, refuse_set_by_matrix, slug
 from pina_flwr.config import ConfigError, RunConfig, parse
+from pina_flwr.privacy.cohort import check_secure_sum
+from pina_flwr.privacy.plan import Shapes, plan
 from pina_flwr.runner.overrides import Scalar, absolute_paths, check_known
 
 
@@ -85,6 +87,7 @@ def _cell(
         config = parse({**defaults, **overrides})
         check_known(overrides, defaults)
         _check_comparable(config)
+        _check_protection(config)
     except ConfigError as error:
         place = _where(str(error), layers) or row.where
         of_row = "" if place == row.where else f" (row {row.name!r} of {matrix.path})"
@@ -104,6 +107,16 @@ def _check_comparable(config: RunConfig) -> None:
     for holds, message in rules:
         if not holds:
             raise ConfigError(message)
+
+
+def _check_protection(config: RunConfig) -> None:
+    """Refuse what a run refuses once it knows its users: in the last row, that would be hours from now.
+
+    Vectors are taken to be of one number, so that nothing is refused that some backbone would allow.
+    """
+    if config.num_users:
+        noise = plan(config, config.num_users, Shapes(1, 1))
+        check_secure_sum(config, config.num_users, noise.delta)
 
 
 def _where(message: str, layers: Sequence[Layer]) -> str | None:

@@ -10,7 +10,7 @@ from made_up_cells import DEFAULTS, MATRIX, comparison_of
 
 from pina_flwr.compare.grid import cells_of
 from pina_flwr.compare.matrix import read_matrix
-from pina_flwr.config import ConfigError, parse
+from pina_flwr.config import ConfigError, parse, to_dict
 
 ROOT = Path(__file__).parents[2]
 HEAD = "seeds = [1]\nepsilons = [2.0]\n"
@@ -83,6 +83,9 @@ def test_paths_are_taken_from_the_working_directory(tmp_path):
         ("", "noise-multiplier = 1.0", {}, "{m}, row 'B': ", "noise-multiplier = 1.0:"),
         ("ledger = 'l.jsonl'", "", {}, "{m}, [options]: ", "must be empty, since cells are no sequel"),
         ("diagnostics = false", "", {}, "{m}, [options]: ", "diagnostics = false: must be true"),
+        ("", "noise-cohort-size = 5", {}, "{m}, row 'B': ", "must be at least the expected cohort"),
+        ("bits = 8", "", {}, "{m}, [options]: ", "bits = 8: too small for"),
+        ("", "sampling-rate = 0.005", {}, "{m}, row 'B': ", "sampling-rate = 0.005: of 232 users, one alone"),
         ("", "", {"seed": 4}, "-c: ", "seed = 4: must be left out, since seeds sets it"),
     ],
 )  # fmt: skip
@@ -117,6 +120,23 @@ def test_the_matrices_that_come_with_the_app_are_valid(path, tmp_path):
     assert {cell.seed for cell in cells} == {1, 2, 3}
     assert all(cell.epsilon in (2.0, 8.0, math.inf) for cell in cells)
     assert {"fedavg", "pina", "pina-ri", "oracle"} <= {cell.config.strategy for cell in cells}
+
+
+@pytest.mark.parametrize("path", (ROOT / "conf").glob("ablations-*.toml"), ids=lambda path: path.name)
+def test_ablations_change_one_thing_at_a_time(path, tmp_path):
+    cells = cells_of(read_matrix(path), DEFAULTS, {}, tmp_path)
+    base, unequal = (dict(to_dict(cell.config)) for cell in cells if cell.seed == 1 and is_base(cell))
+    for cell in cells[: len(cells) // 3]:
+        other = unequal if cell.row.startswith("groups of") else base
+        changed = {key for key, value in to_dict(cell.config).items() if value != other[key]}
+        # What goes with a switch: the sketch's own options, and Eq. 9's server learning rate.
+        changed -= {"stage1-signal", "sketch", "sketch-size", "server-lr"} if len(changed) > 1 else set()
+        assert len(changed) <= 1, cell.row
+    assert len({cell.name for cell in cells}) == len(cells)
+
+
+def is_base(cell):
+    return cell.row in ("PINA", "groups of 70/10/10/10 %")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf").glob("search-*.toml")), ids=lambda path: path.name)
