@@ -20,9 +20,10 @@ from sklearn.cluster import KMeans
 from torch import Tensor
 
 from pina_flwr.config import ConfigError, RunConfig, parse, to_dict
+from pina_flwr.models.backbone import load_backbone
 from pina_flwr.privacy.clipping import clip
 from pina_flwr.privacy.noise import open_entropy
-from pina_flwr.privacy.plan import plan
+from pina_flwr.privacy.plan import Shapes, plan
 from pina_flwr.privacy.sum_mechanism import open_mechanism, rotation_seed
 from pina_flwr.report.scores import clustering_accuracy
 from pina_flwr.runner.app import find_app, run_config
@@ -39,15 +40,18 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 @app.command()
 def main(
     config: Annotated[list[str], typer.Option("-c", help="As of `pina run`.")],
-    layers: Annotated[str, typer.Option(help="Blocks whose inputs are averaged, from 1.")] = "4,8,9,12",
+    layers: Annotated[
+        str, typer.Option(help="Blocks whose inputs are averaged, from 1.")
+    ] = "1,4,7,8,9,10,12",
     grids: Annotated[str, typer.Option(help="Cells a side.")] = "1,2",
-    redraws: Annotated[int, typer.Option(min=1, help="Runs of DP k-means.")] = 10,
+    redraws: Annotated[int, typer.Option(min=0, help="Runs of DP k-means.")] = 10,
 ) -> None:
     """Print a Markdown table; errors are one line."""
     try:
         defaults = run_config(find_app(None))
         base = parse(defaults | parse_overrides(config, defaults))
-        _print(list(_ways(base, _numbers("--layers", layers), _numbers("--grids", grids))), redraws)
+        base = replace(base, stage1_signal="update")
+        _print(open_workbench(base), _numbers("--layers", layers), _numbers("--grids", grids), redraws)
     except ConfigError as mistake:
         typer.echo(f"error: {mistake}", err=True)
         raise typer.Exit(2) from None
@@ -60,22 +64,40 @@ def _numbers(option: str, text: str) -> list[int]:
         raise ConfigError(f"{option} = {text!r}: must be whole numbers, comma separated") from None
 
 
-def _ways(base: RunConfig, layers: Sequence[int], grids: Sequence[int]) -> Iterator[tuple[str, RunConfig]]:
-    yield "ΔB", replace(base, stage1_signal="update")
-    for layer, grid in product(layers, grids):
-        options = {"stage1-signal": "features", "features-layer": layer, "features-grid": grid}
-        yield f"input of block {layer}, {grid} × {grid}", parse(to_dict(base) | options)
-
-
-def _print(ways: Sequence[tuple[str, RunConfig]], redraws: int) -> None:
+def _print(bench: Workbench, layers: Sequence[int], grids: Sequence[int], redraws: int) -> None:
     print("| signal | numbers | k-means | DP k-means, mean | least |")
     print("|---|---|---|---|---|")
-    for name, config in ways:
-        bench = open_workbench(config)
-        signals = bench.stage1_signals(range(len(bench.users)))
-        exact, private = _exact(bench, signals), [_private(bench, signals) for _ in range(redraws)]
-        figures = f"{exact:.3f} | {fmean(private):.3f} | {min(private):.3f}"
-        print(f"| {name} | {signals.shape[1]:,} | {figures} |", flush=True)
+    for name, config, signals in _ways(bench, layers, grids):
+        exact, private = _exact(bench, signals), [_private(bench, config, signals) for _ in range(redraws)]
+        spread = f"{fmean(private):.3f} | {min(private):.3f}" if private else "– | –"
+        print(f"| {name} | {signals.shape[1]:,} | {exact:.3f} | {spread} |", flush=True)
+
+
+def _ways(
+    bench: Workbench, layers: Sequence[int], grids: Sequence[int]
+) -> Iterator[tuple[str, RunConfig, Tensor]]:
+    """Signals [users, D] with their names and the configurations of runs that have them."""
+    yield "ΔB", bench.config, bench.stage1_signals(range(len(bench.users)))
+    options: dict[str, str | int] = {"stage1-signal": "features", "features-grid": max(grids)}
+    for layer in layers:  # a mistake shows before the pass over all images
+        load_backbone(
+            _with(bench.config, options | {"features-layer": layer}), bench.users.tables.num_classes
+        )
+    found = [_features(bench, user, layers, grids) for user in range(len(bench.users))]
+    for i, (layer, grid) in enumerate(product(layers, grids)):
+        config = _with(bench.config, options | {"features-layer": layer, "features-grid": grid})
+        yield f"input of block {layer}, {grid} × {grid}", config, torch.stack([own[i] for own in found])
+
+
+def _with(config: RunConfig, options: Mapping[str, str | int]) -> RunConfig:
+    return parse(to_dict(config) | dict(options))
+
+
+def _features(bench: Workbench, user: int, layers: Sequence[int], grids: Sequence[int]) -> list[Tensor]:
+    """A user's mean features of each layer and grid, by one pass over its images."""
+    backbone = bench.backbone
+    hidden = backbone.entering([layer - 1 for layer in layers], backbone.pixels(bench.users.images(user)))
+    return [backbone.cell_means(of_layer, grid).cpu() for of_layer, grid in product(hidden, grids)]
 
 
 def _exact(bench: Workbench, signals: Tensor) -> float:
@@ -85,9 +107,10 @@ def _exact(bench: Workbench, signals: Tensor) -> float:
     return _accuracy(bench, fit.labels_)
 
 
-def _private(bench: Workbench, signals: Tensor) -> float:
+def _private(bench: Workbench, config: RunConfig, signals: Tensor) -> float:
     """Clustering accuracy after one stage 1 as a run has it, with its secure sums in this process."""
-    start, sampler = DPKMeans(bench.config, signals.shape[1]), Sampler(bench.config, len(signals))
+    start, sampler = DPKMeans(config, signals.shape[1]), Sampler(config, len(signals))
+    shapes = replace(bench.backbone.shapes, sketch=signals.shape[1])
     for round_ in range(1, start.rounds + 1):
         question, cohort = start.ask(round_), sampler.cohort(1, round_)
         if question.step == "lloyd":
@@ -95,7 +118,7 @@ def _private(bench: Workbench, signals: Tensor) -> float:
             vectors = contributions(_directions(signals[cohort], question.arrays), centroids)
         else:
             vectors = clip(unit(signals[cohort]), 1.0)[0]
-        start.receive(round_, _mean(bench, question.step, vectors, round_))
+        start.receive(round_, _mean(config, shapes, question.step, vectors, len(signals), round_))
     found = start.models().arrays
     centroids = torch.from_numpy(found["centroids"])
     return _accuracy(bench, nearest(_directions(signals, found), centroids).numpy())
@@ -106,9 +129,8 @@ def _directions(signals: Tensor, arrays: Mapping[str, np.ndarray]) -> Tensor:
     return unit(centred(signals, None if mean is None else torch.from_numpy(mean)))
 
 
-def _mean(bench: Workbench, step: str, vectors: Tensor, round_: int) -> np.ndarray:
+def _mean(c: RunConfig, shapes: Shapes, step: str, vectors: Tensor, users: int, round_: int) -> np.ndarray:
     """What a secure sum of these vectors makes of them, over the expected cohort."""
-    c, users, shapes = bench.config, len(bench.users), bench.backbone.shapes
     mechanism = open_mechanism(c, step, plan(c, users, shapes).stage1, users, shapes)
     seed, entropy = rotation_seed(c, step, round_), open_entropy(c, step, round_)
     total = mechanism.protect(vectors, len(vectors), seed, entropy)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +32,7 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class _Reached(Exception):
-    """Carries the input of the first trainable block out of the backbone's forward pass."""
-
-    def __init__(self, hidden: Tensor):
-        self.hidden = hidden
+    """Ends the backbone's forward pass: nothing behind this block is wanted."""
 
 
 @dataclass(frozen=True)
@@ -83,34 +82,43 @@ class Backbone:
 
     def prefix(self, pixels: Tensor) -> Tensor:
         """Pixels → hidden states [n, tokens, h] that enter the first trainable block."""
-        return self._entering(self.blocks[0].index, pixels)
+        return self.entering([self.blocks[0].index], pixels)[0]
 
     def mean_features(self, pixels: Tensor) -> Tensor:
         """Pixels of n images → mean hidden state of each cell of the grid, [grid²·h].
 
-        The mean is over images and over the patches of a cell: it keeps what lies where in the images, which
-        tells rotations apart, and forgets which images they are.
+        It keeps what lies where in the images, which tells rotations apart, and forgets which they are.
         """
-        hidden = self._entering(self.features_layer, pixels).mean(0)
+        return self.cell_means(self.entering([self.features_layer], pixels)[0], self.features_grid)
+
+    def cell_means(self, hidden: Tensor, grid: int) -> Tensor:
+        """Hidden states [n, tokens, h] → means over the images and over the patches of a cell, [grid²·h]."""
         side = self.size // _side(self.model.config, "patch_size")
-        patches = hidden[-(side**2) :].unflatten(0, (side, side)).permute(2, 0, 1)
-        return adaptive_avg_pool2d(patches, self.features_grid).flatten(1).T.flatten()
+        patches = hidden.mean(0)[-(side**2) :].unflatten(0, (side, side)).permute(2, 0, 1)
+        return adaptive_avg_pool2d(patches, grid).flatten(1).T.flatten()
 
     @torch.no_grad()
-    def _entering(self, index: int, pixels: Tensor) -> Tensor:
-        """Hidden states [n, tokens, h] that enter block `index`."""
+    def entering(self, blocks: Sequence[int], pixels: Tensor) -> list[Tensor]:
+        """Hidden states [n, tokens, h] that enter each of these blocks, in one pass that ends at the last."""
+        found: dict[int, Tensor] = {}
 
-        def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            raise _Reached(args[0] if args else kwargs["hidden_states"])
+        def keep(index: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            found[index] = args[0] if args else kwargs["hidden_states"]
+            if index == max(blocks):
+                raise _Reached
 
-        hook = self.layers[index].register_forward_pre_hook(stop, with_kwargs=True)
+        hooks = [
+            self.layers[index].register_forward_pre_hook(partial(keep, index), with_kwargs=True)
+            for index in set(blocks)
+        ]
         try:
             _base(self.model)(pixels, **_size_option(self.model, self.size))
-        except _Reached as reached:
-            return reached.hidden
+        except _Reached:
+            return [found[index] for index in blocks]
         finally:
-            hook.remove()
-        raise AssertionError(f"block {index} was never reached")
+            for hook in hooks:
+                hook.remove()
+        raise AssertionError(f"block {max(blocks)} was never reached")
 
     def prepare(self, hidden: Tensor) -> Prepared:
         """The adapter-free part of the tail, for hidden states [users, images, tokens, h]."""
