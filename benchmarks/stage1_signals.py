@@ -7,7 +7,7 @@ in the judgement, each at its nearest centroid. Choose on `test-on = "validation
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from statistics import fmean
@@ -20,7 +20,7 @@ from sklearn.cluster import KMeans
 from torch import Tensor
 
 from pina_flwr.config import ConfigError, RunConfig, parse, to_dict
-from pina_flwr.models.backbone import load_backbone
+from pina_flwr.models.backbone import features_index
 from pina_flwr.privacy.clipping import clip
 from pina_flwr.privacy.noise import open_entropy
 from pina_flwr.privacy.plan import Shapes, plan
@@ -28,7 +28,7 @@ from pina_flwr.privacy.sum_mechanism import open_mechanism, rotation_seed
 from pina_flwr.report.scores import clustering_accuracy
 from pina_flwr.runner.app import find_app, run_config
 from pina_flwr.runner.overrides import parse_overrides
-from pina_flwr.stage1.directions import centred, unit
+from pina_flwr.stage1.directions import directions, unit
 from pina_flwr.stage1.dp_kmeans import contributions, nearest
 from pina_flwr.stage1.starts import DPKMeans
 from pina_flwr.strategies.sampler import Sampler
@@ -78,32 +78,33 @@ def _ways(
 ) -> Iterator[tuple[str, RunConfig, Tensor]]:
     """Signals [users, D] with their names and the configurations of runs that have them."""
     yield "ΔB", bench.config, bench.stage1_signals(range(len(bench.users)))
-    options: dict[str, str | int] = {"stage1-signal": "features", "features-grid": max(grids)}
-    for layer in layers:  # a mistake shows before the pass over all images
-        load_backbone(
-            _with(bench.config, options | {"features-layer": layer}), bench.users.tables.num_classes
-        )
-    found = [_features(bench, user, layers, grids) for user in range(len(bench.users))]
-    for i, (layer, grid) in enumerate(product(layers, grids)):
-        config = _with(bench.config, options | {"features-layer": layer, "features-grid": grid})
+    ways, backbone = list(product(layers, grids)), bench.backbone
+    configs = [_with_features(bench.config, layer, grid) for layer, grid in ways]
+    indices = [features_index(c, len(backbone.layers), backbone.side) for c in configs]
+    found = [_features(bench, user, indices, configs) for user in range(len(bench.users))]
+    for i, ((layer, grid), config) in enumerate(zip(ways, configs, strict=True)):
         yield f"input of block {layer}, {grid} × {grid}", config, torch.stack([own[i] for own in found])
 
 
-def _with(config: RunConfig, options: Mapping[str, str | int]) -> RunConfig:
-    return parse(to_dict(config) | dict(options))
+def _with_features(config: RunConfig, layer: int, grid: int) -> RunConfig:
+    options = {"stage1-signal": "features", "features-layer": layer, "features-grid": grid}
+    return parse(to_dict(config) | options)
 
 
-def _features(bench: Workbench, user: int, layers: Sequence[int], grids: Sequence[int]) -> list[Tensor]:
-    """A user's mean features of each layer and grid, by one pass over its images."""
+def _features(
+    bench: Workbench, user: int, indices: Sequence[int], configs: Sequence[RunConfig]
+) -> list[Tensor]:
+    """A user's mean features of each way, by one pass over its images."""
     backbone = bench.backbone
-    hidden = backbone.entering([layer - 1 for layer in layers], backbone.pixels(bench.users.images(user)))
-    return [backbone.cell_means(of_layer, grid).cpu() for of_layer, grid in product(hidden, grids)]
+    hidden = backbone.entering(indices, backbone.pixels(bench.users.images(user)))
+    ways = zip(hidden, configs, strict=True)
+    return [backbone.cell_means(of_layer, config.features_grid).cpu() for of_layer, config in ways]
 
 
 def _exact(bench: Workbench, signals: Tensor) -> float:
     """Clustering accuracy of k-means on all users' centred directions."""
-    directions = unit(centred(signals, unit(signals).mean(0))).numpy()
-    fit = KMeans(bench.config.clusters, n_init=10, random_state=bench.config.seed).fit(directions)
+    points = directions(signals, unit(signals).mean(0).numpy()).numpy()
+    fit = KMeans(bench.config.clusters, n_init=10, random_state=bench.config.seed).fit(points)
     return _accuracy(bench, fit.labels_)
 
 
@@ -115,18 +116,13 @@ def _private(bench: Workbench, config: RunConfig, signals: Tensor) -> float:
         question, cohort = start.ask(round_), sampler.cohort(1, round_)
         if question.step == "lloyd":
             centroids = torch.from_numpy(question.arrays["centroids"])
-            vectors = contributions(_directions(signals[cohort], question.arrays), centroids)
+            vectors = contributions(directions(signals[cohort], question.arrays.get("mean")), centroids)
         else:
             vectors = clip(unit(signals[cohort]), 1.0)[0]
         start.receive(round_, _mean(config, shapes, question.step, vectors, len(signals), round_))
     found = start.models().arrays
     centroids = torch.from_numpy(found["centroids"])
-    return _accuracy(bench, nearest(_directions(signals, found), centroids).numpy())
-
-
-def _directions(signals: Tensor, arrays: Mapping[str, np.ndarray]) -> Tensor:
-    mean = arrays.get("mean")
-    return unit(centred(signals, None if mean is None else torch.from_numpy(mean)))
+    return _accuracy(bench, nearest(directions(signals, found.get("mean")), centroids).numpy())
 
 
 def _mean(c: RunConfig, shapes: Shapes, step: str, vectors: Tensor, users: int, round_: int) -> np.ndarray:

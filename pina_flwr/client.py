@@ -33,7 +33,7 @@ from pina_flwr.secure_sum.interface import REFUSAL, VECTOR
 from pina_flwr.secure_sum.members import Declined, survivors_of
 from pina_flwr.secure_sum.registry import Identity
 from pina_flwr.secure_sum.session import Session, Terms
-from pina_flwr.stage1.directions import centred, unit
+from pina_flwr.stage1.directions import centred, directions, unit
 from pina_flwr.stage1.dp_kmeans import contributions, nearest
 from pina_flwr.stage1.local_gaussian import LocalGaussian
 from pina_flwr.stage1.starts import sketch_mechanism
@@ -451,4 +451,4 @@ def _centred(node: Node, task: Task) -> Tensor:
 
 
 def _directions(node: Node, task: Task) -> Tensor:
-    return unit(_centred(node, task))
+    return directions(node.workbench.stage1_signals(task.users), task.arrays.get("mean"))

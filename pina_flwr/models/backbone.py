@@ -62,6 +62,11 @@ class Backbone:
     dtype: torch.dtype = torch.float32
 
     @property
+    def side(self) -> int:
+        """Patches a side."""
+        return self.size // _side(self.model.config, "patch_size")
+
+    @property
     def device(self) -> torch.device:
         """Where the frozen weights are."""
         return self.mean.device
@@ -93,8 +98,7 @@ class Backbone:
 
     def cell_means(self, hidden: Tensor, grid: int) -> Tensor:
         """Hidden states [n, tokens, h] → means over the images and over the patches of a cell, [grid²·h]."""
-        side = self.size // _side(self.model.config, "patch_size")
-        patches = hidden.mean(0)[-(side**2) :].unflatten(0, (side, side)).permute(2, 0, 1)
+        patches = hidden.mean(0)[-(self.side**2) :].unflatten(0, (self.side, self.side)).permute(2, 0, 1)
         return adaptive_avg_pool2d(patches, grid).flatten(1).T.flatten()
 
     @torch.no_grad()
@@ -175,15 +179,19 @@ def load_backbone(config: RunConfig, num_classes: int, device: torch.device | No
         spec=spec,
         sketch=sketch,
         shapes=Shapes(signal_rows(config) * blocks[-1].fc2.out_features, spec.size),
-        features_layer=_features_layer(config, len(layers), size // _side(model.config, "patch_size")),
+        features_layer=features_index(config, len(layers), size // _side(model.config, "patch_size")),
         features_grid=config.features_grid,
     )
     _check_tail(config, backbone)
     return replace(backbone, dtype=getattr(torch, config.precision))
 
 
-def _features_layer(config: RunConfig, layers: int, side: int) -> int:
-    """Index of the block whose input is averaged; by default two thirds of the way up."""
+def features_index(config: RunConfig, layers: int, side: int) -> int:
+    """Index of the block whose input is averaged; by default two thirds of the way up.
+
+    Raises:
+        ConfigError: a backbone of so many layers and patches a side has no such features.
+    """
     if config.features_layer > layers:
         raise ConfigError(f"features-layer = {config.features_layer}: the backbone has {layers} layers")
     if config.stage1_signal == "features" and config.features_grid > side:

@@ -5,6 +5,7 @@ What is said of ΔB holds for features too (`stage1-signal`).
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +30,11 @@ def centred(deltas: Tensor, mean: Tensor | None) -> Tensor:
     return norms.to(deltas.dtype) * (
         directions if mean is None else torch.where(usable, directions - mean, 0)
     )
+
+
+def directions(signals: Tensor, mean: np.ndarray | None) -> Tensor:
+    """What is clustered, and what nearest centroids go by: centred, of length 1, [users, h]."""
+    return unit(centred(signals, None if mean is None else torch.from_numpy(mean)))
 
 
 def random_directions(seed: int, purpose: str, count: int, size: int) -> Tensor:

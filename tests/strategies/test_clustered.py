@@ -509,6 +509,16 @@ class TestSelfAssignment:
         grid = run(config(epsilon=math.inf, **options))
         assert {e.task.choose for e in grid.trained()} == {"loss"}
 
+    def test_users_are_evaluated_with_what_they_take(self, config: Make) -> None:
+        grid = run(config(self_assign_rounds=1, epsilon=math.inf))
+        asked = [e.task for e in grid.exchanges if e.request.metadata.message_type == EVALUATE]
+        assert [task.choose for task in asked] == [
+            "nearest",
+            "nearest",
+            "loss",
+        ]  # stage 1, then rounds 1 and 2
+        assert ["centroids" in task.arrays for task in asked] == [True, True, False]
+
     def test_with_features_models_start_alike(self, config: Make) -> None:
         grid = run(config(epsilon=math.inf, stage1_signal="features"))
         task = grid.trained("update", 1)[0].task
