@@ -143,7 +143,9 @@ class RunConfig:
     centroid_norm: float = option(0.2, "l2 norm given to the centred centroids (0: left as they are)", low=0)
     random_init_norm: float = option(0.1, "l2 norm of random initial B (random start, restarts)", above=0)
 
-    t_no: int = option(0, "T_no, first stage-2 rounds that use Eq. 8", low=0)
+    t_no: int = option(
+        0, "T_no, first stage-2 rounds: Eq. 8 with the paper's rules, server-lr-no with all", low=0
+    )
     t_tr: int = option(20, "T_tr, rounds of stage 2", low=1)
     self_assign_rounds: int = option(
         5, "first stage-2 rounds in which users take their nearest centroid", low=0
@@ -161,7 +163,7 @@ class RunConfig:
     normality: str = option("count", "how the server rescales each cluster's aggregate", choices=NORMALITY)
     normality_threshold: float = option(0.99, "Shapiro–Wilk W from which Eq. 9 zeroes", above=0, high=1)
     count_share: float = option(0.1, "share of S that the one-hot count takes (normality = count)", above=0)
-    server_lr_no: float = option(1.0, "server learning rate while Eq. 8 runs", above=0)
+    server_lr_no: float = option(1.0, "server learning rate of the first t-no rounds", above=0)
     server_lr: float = option(1.0, "server learning rate afterwards", above=0)
     server_optimizer: str = option(
         "sgd",
@@ -379,6 +381,11 @@ def _check_together(c: RunConfig) -> None:
             f"diverge; must be under 2 / learning-rate",
         ),
         (c.t_no <= c.t_tr, f"t-no = {c.t_no}: must be at most t-tr = {c.t_tr}"),
+        (
+            c.t_no == 0 or traits.rule or "paper" in c.normality or c.server_lr_no != c.server_lr,
+            f"t-no = {c.t_no}: has no effect with normality = {c.normality!r}, Eq. 8 belongs to 'paper' and "
+            "'paper-no-zeroing'; set one of them, or t-no = 0",
+        ),
         (
             c.sketch_size % 2 == 0 or c.sketch in ("projection", "coordinates"),
             f"sketch-size = {c.sketch_size}: must be even (half largest, half smallest)",

@@ -251,6 +251,14 @@ def test_unknown_options(key: str, message: str) -> None:
         ),
         *(({"group_shares": shares}, f"group-shares = {shares!r}: {PER_ROTATION}") for shares in NO_SHARES),
         ({"t_no": 21, "t_tr": 20}, "t-no = 21: must be at most t-tr = 20"),
+        *(
+            (
+                {"t_no": 3, "normality": other},
+                f"t-no = 3: has no effect with normality = {other!r}, Eq. 8 belongs to 'paper' and "
+                "'paper-no-zeroing'; set one of them, or t-no = 0",
+            )
+            for other in ("count", "energy", "none")
+        ),
         (
             {"sketch_size": 3, "sketch": "paper"},
             "sketch-size = 3: must be even (half largest, half smallest)",
@@ -360,7 +368,10 @@ def test_options_that_do_not_go_together(options: dict[str, Any], message: str) 
         {"noise-multiplier": 1.0, "epsilon": 8.0},
         {"noise-multiplier": 1e-6},
         {"normality-threshold": 1.0},
-        {"t-no": 20, "t-tr": 20},
+        {"t-no": 20, "t-tr": 20, "normality": "paper"},
+        {"t-no": 3, "normality": "paper-no-zeroing"},
+        {"t-no": 3, "normality": "count", "server-lr-no": 2.0},
+        {"t-no": 3, "strategy": "fedavg"},
         {"stage1-rank": 4, "lora-rank": 4},
         {"count-share": 0.999},
         {"lora-targets": "v"},
