@@ -78,7 +78,7 @@ def from_flat(cls: type[T], values: Mapping[str, object]) -> T:
     known = kinds(cls)
     for key in values:
         if key not in known:
-            raise ValueError(f"unknown field {_short(key)}")
+            raise ValueError(f"unknown field {short(key)}")
     for key in known:
         if key not in values:
             raise ValueError(f"field {key!r} is missing")
@@ -86,10 +86,10 @@ def from_flat(cls: type[T], values: Mapping[str, object]) -> T:
 
 
 def _wrong(key: str, value: object, kind: type) -> ValueError:
-    return ValueError(f"{key} = {_short(value)}: must be {NAMES[kind]}")
+    return ValueError(f"{key} = {short(value)}: must be {NAMES[kind]}")
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
     """A value for an error message; a whole number may be too long to print at all."""
     if isinstance(value, int) and abs(value) > 2**64:
         return "a huge whole number"

@@ -13,12 +13,12 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from pina_flwr.config import ConfigError
-from pina_flwr.report.typed import from_values
+from pina_flwr.report.typed import Count, NotNegative, Share, Within, from_values
 
 FILE_NAME = "metrics.jsonl"
 
@@ -27,55 +27,55 @@ FILE_NAME = "metrics.jsonl"
 class RoundRow:
     """What is known of one round. None: not measured in this round, or (`epsilon`) no finite value."""
 
-    round: int
+    round: Count
     """Number of the round, from 1, over both stages."""
-    rounds: int
+    rounds: Count
     """Rounds of both stages together."""
     stage: int
     """1 (initialisation) or 2 (clustered training)."""
     loss: float | None = None
     """Mean training loss, each user under the cluster model it picks."""
-    accuracy: float | None = None
+    accuracy: Share | None = None
     """Mean test accuracy over groups, each user with the cluster model it picks."""
-    worst_cluster_accuracy: float | None = None
+    worst_cluster_accuracy: Share | None = None
     """The lowest entry of `cluster_accuracy`."""
-    cluster_accuracy: list[float | None] | None = None
+    cluster_accuracy: list[Share | None] | None = None
     """Test accuracy by hidden cluster (group) of users."""
-    clustering_accuracy: float | None = None
+    clustering_accuracy: Share | None = None
     """Share of users in the cluster matched to their group; None for natural splits."""
-    ari: float | None = None
+    ari: Annotated[float, Within(-1, 1)] | None = None
     """Adjusted Rand index; None for natural splits."""
-    cluster_sizes: list[int] | None = None
+    cluster_sizes: list[Count] | None = None
     """Users that pick each cluster."""
-    update_norm_mean: float | None = None
+    update_norm_mean: NotNegative | None = None
     """Mean l2 norm of the cohort's updates before clipping."""
-    update_norm_max: float | None = None
+    update_norm_max: NotNegative | None = None
     """Largest l2 norm of the cohort's updates before clipping."""
     weights: list[float | None] | None = None
     """w_i, the factor on the aggregate of each cluster (Eq. 8, Eq. 9 or its replacement)."""
-    noise_std: float | None = None
+    noise_std: NotNegative | None = None
     """σ, standard deviation of the noise on each coordinate of the decoded mean."""
-    epsilon: float | None = None
+    epsilon: NotNegative | None = None
     """ε spent so far towards recipients of the models; None: no finite ε."""
-    bytes_up: int | None = None
+    bytes_up: Count | None = None
     """Bytes from clients to the server."""
-    bytes_down: int | None = None
+    bytes_down: Count | None = None
     """Bytes from the server to clients."""
-    seconds: float | None = None
+    seconds: NotNegative | None = None
     """Wall time of the round."""
-    cohort: int = 0
+    cohort: Count = 0
     """Users sampled."""
-    left_out: int = 0
+    left_out: Count = 0
     """Users whose update was not finite and so was left out, since the last evaluation."""
     dropped: str | None = None
     """Why the round was dropped; None if it counts."""
-    survivors: int | None = None
+    survivors: Count | None = None
     """Users whose vectors are in the secure sum; None if there was none."""
-    refusals: dict[str, int] | None = None
+    refusals: dict[str, Count] | None = None
     """Reasons for which clients refused, and for how many users."""
-    lost: dict[str, int] | None = None
+    lost: dict[str, Count] | None = None
     """Users that vanished, by phase of the secure sum. Who vanished in the last one is in the sum."""
-    ignored: int = 0
+    ignored: Count = 0
     """Messages that the secure sum ignored: late, double or not asked for."""
 
 

@@ -13,8 +13,9 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, Context, Decimal
 from pathlib import Path
+from typing import Annotated
 
 from rich.console import Console
 from rich.filesize import decimal as file_size
@@ -24,7 +25,7 @@ from rich.text import Text
 from pina_flwr.config import ConfigError
 from pina_flwr.report.files import write_atomically
 from pina_flwr.report.metrics_log import RoundRow, strict_json
-from pina_flwr.report.typed import from_values
+from pina_flwr.report.typed import Count, NotNegative, Share, Within, from_values
 
 FILE_NAME = "summary.json"
 FOUND = 0.95
@@ -57,11 +58,11 @@ ADVERSARIES = {
 class Epsilons:
     """ε of a user per adversary. None (or inf): no finite guarantee; 0: that adversary is told nothing."""
 
-    recipient: float | None
+    recipient: NotNegative | None
     """Recipients of the models: amplified by sampling."""
-    server: float | None
+    server: NotNegative | None
     """The server: not amplified, worst participation count."""
-    sketch: float | None
+    sketch: NotNegative | None
     """Whoever reads one sketch of stage 1: local. 0 where no single sketch leaves a client."""
 
 
@@ -69,8 +70,8 @@ class Epsilons:
 class NoiseMultipliers:
     """z of each stage; None or 0: no noise."""
 
-    stage1: float | None
-    stage2: float | None
+    stage1: NotNegative | None
+    stage2: NotNegative | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,34 +79,34 @@ class Summary:
     """What a run came to. None: not measured or not applicable. Its fields are the keys of summary.json."""
 
     strategy: str
-    accuracy: float | None
+    accuracy: Share | None
     """Mean test accuracy over groups after the last round."""
-    worst_cluster_accuracy: float | None
-    clustering_accuracy: float | None
-    ari: float | None
-    rounds: int
+    worst_cluster_accuracy: Share | None
+    clustering_accuracy: Share | None
+    ari: Annotated[float, Within(-1, 1)] | None
+    rounds: Count
     """Rounds of both stages, dropped ones included."""
-    seconds: float
+    seconds: NotNegative
     epsilon: Epsilons
-    delta: float
-    noise_cohort_size: int
+    delta: Share
+    noise_cohort_size: Count
     """The noise is that of a cohort of this many users; 0: of the cohort that ran."""
-    cohort: float
+    cohort: NotNegative
     """Users expected in a round, q·|K|."""
-    users: int
+    users: Count
     seed: int
     dataset: str
     backbone: str
-    clusters: int
+    clusters: Count
     """Cluster models trained; 1 for FedAvg."""
-    groups: int | None
+    groups: Count | None
     """Hidden groups; None where they are unknown (natural split)."""
     noise_multiplier: NoiseMultipliers
     caveats: list[str] = field(default_factory=list)
     """What must be known to read ε (`guarantee.caveats`)."""
-    epsilon_as_paper_counts: dict[str, float | None] | None = None
+    epsilon_as_paper_counts: dict[str, NotNegative | None] | None = None
     """ε by adversary where the paper's count differs from ours; None otherwise."""
-    dropped_rounds: int = 0
+    dropped_rounds: Count = 0
     trained: bool = True
     """A round of stage 2 counted; otherwise the models are those that training starts from."""
     in_the_clear: bool = False
@@ -325,9 +326,14 @@ def epsilon_text(value: float | None) -> str:
 
 
 def rounded_up(epsilon: float) -> str:
-    """Two decimals, upwards: a printed ε is never below the true one. The second is left out if it is 0."""
+    """Two decimals, upwards: a printed ε is never below the true one. The second is left out if it is 0.
+
+    From a billion on three significant digits, upwards: 1.24e+9.
+    """
     if math.isinf(epsilon):
         return "∞"
+    if epsilon >= 1e9:
+        return f"{Context(prec=3, rounding=ROUND_CEILING).create_decimal(repr(float(epsilon))):.2e}"
     text = f"{Decimal(repr(float(epsilon))).quantize(Decimal('0.01'), rounding=ROUND_CEILING):,}"
     return text.removesuffix("0")
 

@@ -195,6 +195,13 @@ ILL_TYPED = [
     ("summary.json", ("seconds",), None),
     ("summary.json", ("seconds",), math.inf),
     ("summary.json", ("epsilon", "recipient"), "8"),
+    ("summary.json", ("accuracy",), 1e308),
+    ("summary.json", ("clustering_accuracy",), -0.5),
+    ("summary.json", ("ari",), 2.0),
+    ("summary.json", ("epsilon", "server"), -1.0),
+    ("summary.json", ("users",), 10**400),
+    ("metrics.jsonl", ("clustering_accuracy",), 1e308),
+    ("metrics.jsonl", ("cohort",), -1),
     ("metrics.jsonl", ("accuracy",), "x"),
     ("metrics.jsonl", ("round",), "2"),
 ]

@@ -310,7 +310,16 @@ def test_every_strategy_has_a_name(strategy):
 
 @pytest.mark.parametrize(
     ("epsilon", "text"),
-    [(8.0, "8.0"), (7.981, "7.99"), (7.9999, "8.0"), (1.1, "1.1"), (0.001, "0.01"), (12345.671, "12,345.68")],
+    [
+        (8.0, "8.0"),
+        (7.981, "7.99"),
+        (7.9999, "8.0"),
+        (1.1, "1.1"),
+        (0.001, "0.01"),
+        (12345.671, "12,345.68"),
+        (1.2341e9, "1.24e+9"),
+        (1e300, "1.00e+300"),
+    ],
 )
 def test_epsilon_is_rounded_up(epsilon, text):
     said = sentence(summary_of(epsilon=Epsilons(recipient=epsilon, server=None, sketch=None)))
