@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from pina_flwr.config import ConfigError
-from pina_flwr.report.typed import Count, NotNegative, Share, Within, from_values
+from pina_flwr.report.typed import Count, NotNegative, Seconds, Share, Within, from_values
 
 FILE_NAME = "metrics.jsonl"
 
@@ -61,7 +61,7 @@ class RoundRow:
     """Bytes from clients to the server."""
     bytes_down: Count | None = None
     """Bytes from the server to clients."""
-    seconds: NotNegative | None = None
+    seconds: Seconds | None = None
     """Wall time of the round."""
     cohort: Count = 0
     """Users sampled."""

@@ -25,7 +25,7 @@ from rich.text import Text
 from pina_flwr.config import ConfigError
 from pina_flwr.report.files import write_atomically
 from pina_flwr.report.metrics_log import RoundRow, strict_json
-from pina_flwr.report.typed import Count, NotNegative, Share, Within, from_values
+from pina_flwr.report.typed import Count, NotNegative, Seconds, Share, Within, from_values
 
 FILE_NAME = "summary.json"
 FOUND = 0.95
@@ -86,7 +86,7 @@ class Summary:
     ari: Annotated[float, Within(-1, 1)] | None
     rounds: Count
     """Rounds of both stages, dropped ones included."""
-    seconds: NotNegative
+    seconds: Seconds
     epsilon: Epsilons
     delta: Share
     noise_cohort_size: Count

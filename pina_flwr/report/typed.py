@@ -30,6 +30,8 @@ class Within:
 Share = Annotated[float, Within(0, 1)]
 """An accuracy, a probability."""
 NotNegative = Annotated[float, Within(0, float("inf"))]
+Seconds = Annotated[float, Within(0, 1e9)]
+"""A duration; thirty years are more than any run takes."""
 Count = Annotated[int, Within(0, 2**53)]
 """A number of things; a float holds it."""
 

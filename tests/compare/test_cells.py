@@ -198,6 +198,7 @@ ILL_TYPED = [
     ("summary.json", ("accuracy",), 1e308),
     ("summary.json", ("clustering_accuracy",), -0.5),
     ("summary.json", ("ari",), 2.0),
+    ("summary.json", ("seconds",), 1e30),
     ("summary.json", ("epsilon", "server"), -1.0),
     ("summary.json", ("users",), 10**400),
     ("metrics.jsonl", ("clustering_accuracy",), 1e308),
