@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from pina_flwr.config import ConfigError, RunConfig, parse
+from pina_flwr.config import ConfigError, RunConfig, expanded, parse
 from pina_flwr.runner import RunResult, size
 from pina_flwr.runner import run as run_app
 from pina_flwr.runner.app import find_app, run_config
@@ -329,7 +329,7 @@ def _options(
     options = parse({**defaults, **overrides})
     check_known(overrides, defaults)
     overrides |= absolute_paths({**defaults, **overrides}, Path.cwd())
-    return overrides, Path(options.output).expanduser().resolve()
+    return overrides, expanded("output", options.output).resolve()
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pina_flwr.secure_sum.session import Rules
@@ -35,6 +36,18 @@ LEAST_NOISE = 1e-6  # least z above 0
 
 class ConfigError(ValueError):
     """A user's mistake in an option: one line that names the option, the value and what would be right."""
+
+
+def expanded(key: str, path: str | Path) -> Path:
+    """The path with a leading ~ or ~user replaced by the home folder.
+
+    Raises:
+        ConfigError: there is no such user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{key} = {str(path)!r}: {error}; must be a path") from error
 
 
 def option(

@@ -5,9 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from pina_flwr.config import ConfigError
+from pina_flwr.config import ConfigError, expanded
 
 KEYS = ("partition-id", "num-partitions", "policy", "ledger", "key-registry", "signing-keys")
 PATHS = KEYS[2:]
@@ -59,4 +58,4 @@ def parse_node_config(values: Mapping[str, object]) -> NodeConfig:
 def _path(key: str, text: str) -> str:
     if not text.strip():
         raise ConfigError(f"node-config: {key} = {text!r}: must be a path; leave it out for none")
-    return str(Path(text).expanduser())
+    return str(expanded(f"node-config: {key}", text))

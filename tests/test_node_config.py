@@ -29,6 +29,7 @@ def test_reads_what_there_is() -> None:
         ({"partition-id": 3, "num-partitions": 3}, "partition-id = 3: must be in 0..2"),
         (PLACE | {"polcy": "p.toml", "ledger": "l"}, "unknown option 'polcy'; did you mean 'policy'?"),
         (PLACE | {"colour": "red"}, "unknown option 'colour'; must be some of"),
+        (PLACE | {"ledger": "~no-such-user/l"}, "ledger = '~no-such-user/l': "),
         (PLACE | {"policy": "", "ledger": "l"}, "policy = '': must be a path"),
         (PLACE | {"policy": "p.toml", "ledger": " "}, "ledger = ' ': must be a path"),
         (PLACE | {"policy": "p.toml"}, "policy without ledger"),

@@ -21,7 +21,7 @@ from pina_flwr.compare.matrix import read_matrix
 from pina_flwr.compare.page import page
 from pina_flwr.compare.progress import Board
 from pina_flwr.compare.results import Comparison
-from pina_flwr.config import ConfigError
+from pina_flwr.config import ConfigError, expanded
 from pina_flwr.report.files import write_atomically
 from pina_flwr.runner import RunResult
 from pina_flwr.runner.output import prepared
@@ -58,7 +58,7 @@ def read_all(
     found: list[Comparison] = []
     for file in files:
         matrix = read_matrix(file)
-        place = (folder / (output or HOME / matrix.name).expanduser()).resolve()
+        place = (folder / expanded("--output", output or HOME / matrix.name)).resolve()
         if any(other.folder == place for other in found):
             raise ConfigError(f"{file}: must have a name of its own, since results go to {place}")
         found.append(Comparison(matrix, cells_of(matrix, defaults, extra, folder), place))

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pina_flwr.config import ConfigError, RunConfig, key_of
+from pina_flwr.config import ConfigError, RunConfig, expanded, key_of
 from pina_flwr.runner.overrides import Scalar, flatten, read_toml
 
 KEYS = ("presets", "seeds", "epsilons", "rounds-to", "options", "row")
@@ -155,7 +155,7 @@ def _check_options(options: Mapping[str, Scalar]) -> None:
 def _presets(path: Path, names: Any) -> tuple[Layer, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f'presets = {names!r}: must be a list of files, as in ["fmnist-small.toml"]')
-    files = [path.parent / Path(name).expanduser() for name in names]
+    files = [path.parent / expanded("presets", name) for name in names]
     return tuple(Layer(str(file), _named("presets", _read_preset, file)) for file in files)
 
 
@@ -197,7 +197,7 @@ def _distinct(key: str, value: Any, right: str, accepts: Callable[[Any], bool]) 
 
 
 def _rounds_to(table: Mapping[str, Any]) -> float:
-    value = flatten({"rounds-to": table.get("rounds-to", ROUNDS_TO)})["rounds-to"]
+    value = table.get("rounds-to", ROUNDS_TO)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
         raise ConfigError(f"rounds-to = {value!r}: must be above 0 and at most 1, as in {ROUNDS_TO}")
     return float(value)

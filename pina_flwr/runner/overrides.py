@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pina_flwr.config import ConfigError
+from pina_flwr.config import ConfigError, expanded
 
 Scalar = bool | int | float | str
 
@@ -42,7 +42,7 @@ def parse_overrides(items: Iterable[str], defaults: Mapping[str, Scalar]) -> dic
     merged: dict[str, Scalar] = {}
     for item in items:
         if item.endswith(".toml") and not PAIR.match(item):
-            merged.update(flatten(read_toml(Path(item).expanduser())))
+            merged.update(flatten(read_toml(expanded("-c", item))))
         else:
             pairs = _pairs(item)
             merged.update({key: _in_range(key, _value(text, defaults.get(key))) for key, text in pairs})
@@ -69,7 +69,7 @@ def absolute_paths(config: Mapping[str, Scalar], folder: Path) -> dict[str, Scal
         text = config.get(key)
         if not isinstance(text, str) or text in ("", BUILT_IN.get(key)):
             continue
-        path = folder / Path(text).expanduser()
+        path = folder / expanded(key, text)
         if key in ("cache-dir", "ledger") or text.startswith((".", "~")) or path.exists():
             changed[key] = str(path.resolve())
     return changed
@@ -85,7 +85,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"), parse_float=_float)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}; must be a TOML file") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from error
 
 

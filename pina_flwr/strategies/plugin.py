@@ -21,7 +21,7 @@ def load_strategy(path: str) -> type[ClusteredTraining]:
         ConfigError: there is none, its module can't be imported, or it is no strategy.
     """
     module, name = path.split(":")
-    found = getattr(_imported(path, module), name, None)
+    found = _imported(path, module, name)
     if found is None:
         raise ConfigError(f"strategy = {path!r}: module {module} has no {name}")
     if not isinstance(found, type) or not issubclass(found, ClusteredTraining):
@@ -41,9 +41,9 @@ def load_strategy(path: str) -> type[ClusteredTraining]:
     return found
 
 
-def _imported(path: str, module: str) -> object:
+def _imported(path: str, module: str, name: str) -> object:
     try:
-        return importlib.import_module(module)
-    except (Exception, SystemExit) as problem:  # whatever the module's own code raises
+        return getattr(importlib.import_module(module), name, None)
+    except (Exception, SystemExit, GeneratorExit) as problem:  # whatever the module's own code raises
         reason = " ".join(f"{type(problem).__name__}: {problem}".split())
         raise ConfigError(f"strategy = {path!r}: {module} can't be imported here ({reason})") from problem

@@ -151,6 +151,8 @@ class TestMistakes:
         [
             ("raise RuntimeError('first\\nsecond')", "RuntimeError: first second"),
             ("import sys; sys.exit(3)", "SystemExit: 3"),
+            ("raise GeneratorExit('gone')", "GeneratorExit: gone"),
+            ("def __getattr__(name):\n    raise ValueError(name)", "ValueError: "),
             ("1 / 0", "ZeroDivisionError: division by zero"),
             ("def f(:", "SyntaxError: invalid syntax"),
             ("import no_such_thing", "ModuleNotFoundError: No module named 'no_such_thing'"),
