@@ -480,6 +480,8 @@ def _check_together(c: RunConfig) -> None:
     except ValueError as problem:
         raise ConfigError(f"secagg-{problem}") from None
     _check_clear(c)
+    if not c.user_column:
+        check_updates(c, c.num_users)
     if c.secure_sum == "secagg+" and not c.local_updates:
         _check_secagg(c)
 
@@ -515,6 +517,20 @@ def _check_clear(c: RunConfig) -> None:
     for holds, message in rules:
         if not holds:
             raise ConfigError(message)
+
+
+def check_updates(c: RunConfig, users: int) -> None:
+    """Refuse a strategy in the clear that needs more updates than `users` users give in a round.
+
+    Raises:
+        ConfigError: it does.
+    """
+    needed, expected = c.traits.fewest_updates(c.malicious_users), c.sampling_rate * users
+    if c.traits.per_malicious and expected < needed - 1e-9:
+        raise ConfigError(
+            f"malicious-users = {c.malicious_users}: strategy {c.strategy!r} then needs {needed} users a "
+            f"round, and q·|K| = {expected:g}; must be fewer, or raise sampling-rate"
+        )
 
 
 def _check_secagg(c: RunConfig) -> None:

@@ -7,7 +7,7 @@ them. A strategy of somebody else, named by a dotted path, has them as the class
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 STARTS = ("stage1", "random", "shared")
@@ -27,6 +27,7 @@ class Traits:
         normalised: a user's update is divided by its number of local steps, as in FedNova.
         local_noise: in a private run each user sends an update with noise of its own, without a secure sum.
         in_the_clear: each user sends its update as it is; there is neither a secure sum nor central DP.
+        per_malicious: updates needed for each of the `malicious-users`, and three more; 0: any will do.
 
     Raises:
         ValueError: they contradict each other.
@@ -40,6 +41,7 @@ class Traits:
     normalised: bool = False
     local_noise: bool = False
     in_the_clear: bool = False
+    per_malicious: int = 0
 
     def __post_init__(self) -> None:
         if self.start not in STARTS:
@@ -50,8 +52,15 @@ class Traits:
             raise ValueError("local_noise: goes with no secure sums, of which start = 'stage1' may have some")
         if self.in_the_clear and (not self.one_model or self.local_noise or self.rule != "none"):
             raise ValueError("in_the_clear: must have one_model, rule = 'none' and no local_noise")
+        if self.per_malicious < 0 or (self.per_malicious and not self.in_the_clear):
+            raise ValueError("per_malicious: must be at least 0, and 0 without in_the_clear")
+
+    def fewest_updates(self, malicious: int) -> int:
+        """Updates that a round needs if `malicious` users may send anything."""
+        return self.per_malicious * malicious + 3 if self.per_malicious else 1
 
 
+IN_THE_CLEAR = Traits(start="shared", one_model=True, rule="none", in_the_clear=True)
 TRAITS: dict[str, Traits] = {
     "pina": Traits(start="stage1"),
     "pina-ri": Traits(),
@@ -60,10 +69,11 @@ TRAITS: dict[str, Traits] = {
     "fednova": Traits(start="shared", one_model=True, rule="none", normalised=True),
     "ifca": Traits(rule="count", local_noise=True),
     "oracle": Traits(start="shared", rule="count", knows_groups=True),
-    **dict.fromkeys(
-        ("fedmedian", "fedtrimmedavg", "krum", "multikrum", "bulyan"),
-        Traits(start="shared", one_model=True, rule="none", in_the_clear=True),
-    ),
+    "fedmedian": IN_THE_CLEAR,
+    "fedtrimmedavg": IN_THE_CLEAR,
+    "krum": replace(IN_THE_CLEAR, per_malicious=2),  # 2f + 2 < n, Blanchard et al.
+    "multikrum": replace(IN_THE_CLEAR, per_malicious=2),
+    "bulyan": replace(IN_THE_CLEAR, per_malicious=4),  # n ≥ 4f + 3, El Mhamdi et al.
 }
 """Of the built-in strategies."""
 

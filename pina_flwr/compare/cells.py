@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 import itertools
+import os
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -84,6 +85,8 @@ class Record:
 
 def status(cell: Cell, folder: Path) -> Status:
     """How far the cell is in its folder, which need not exist."""
+    if not folder.is_dir() and (folder.exists() or folder.is_symlink()):
+        return Status(State.CHANGED, "is no folder")
     if not folder.is_dir() or all(path.name.startswith(".") for path in folder.iterdir()):
         return Status(State.MISSING)
     if not (folder / RECORD).exists():
@@ -227,4 +230,4 @@ def _last(name: str) -> str:
 def _move(folder: Path, aside: Path) -> None:
     aside.mkdir(parents=True, exist_ok=True)
     names = (f"{folder.name}-{number}" for number in itertools.count(1))
-    folder.rename(next(aside / name for name in names if not (aside / name).exists()))
+    folder.rename(next(aside / name for name in names if not os.path.lexists(aside / name)))

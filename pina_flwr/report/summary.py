@@ -320,7 +320,7 @@ def _score(value: float | None, missing: str = "not measured") -> str:
 
 def epsilon_text(value: float | None) -> str:
     if value == 0:
-        return "0 (nothing is released)"
+        return "0 (nothing is released, or ε rounds to 0)"
     epsilon = _finite(value)
     return "∞ (no finite guarantee)" if epsilon is None else rounded_up(epsilon)
 

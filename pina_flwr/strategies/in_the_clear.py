@@ -26,7 +26,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
 
-from pina_flwr.config import ConfigError
+from pina_flwr.config import check_updates
 from pina_flwr.messages import TRAIN, request
 from pina_flwr.strategies.fedavg import FedAvg
 from pina_flwr.traits import TRAITS
@@ -39,18 +39,11 @@ class InTheClear(FedAvg):
         ConfigError: an expected cohort has fewer users than the strategy needs.
     """
 
-    per_malicious = 0  # updates needed for each of the f malicious users, and three more; 0: any will do
-
     def __init__(self, *given: Any, **named: Any):
         super().__init__(*given, **named)
         self.malicious = self.config.malicious_users
-        self.fewest = self.per_malicious * self.malicious + 3 if self.per_malicious else 1
-        if self.expected_cohort < self.fewest - 1e-9:
-            raise ConfigError(
-                f"malicious-users = {self.malicious}: strategy {self.config.strategy!r} then needs "
-                f"{self.fewest} users a round, and q·|K| = {self.expected_cohort:g}; must be fewer, or raise "
-                "sampling-rate"
-            )
+        self.fewest = self.traits.fewest_updates(self.malicious)
+        check_updates(self.config, len(self.hosts))
 
     @abstractmethod
     def flower(self, updates: int) -> flower.Strategy:
@@ -115,7 +108,6 @@ class Krum(InTheClear):
     """The one update whose n - f - 2 nearest neighbours are nearest."""
 
     traits = TRAITS["krum"]
-    per_malicious = 2  # 2f + 2 < n, Blanchard et al.
 
     def flower(self, updates: int) -> flower.Strategy:
         """With its f."""
@@ -137,7 +129,6 @@ class Bulyan(InTheClear):
     """A trimmed mean around the median of the n - 2f updates that Krum likes best."""
 
     traits = TRAITS["bulyan"]
-    per_malicious = 4  # n ≥ 4f + 3, El Mhamdi et al.
 
     def flower(self, updates: int) -> flower.Strategy:
         """With its f."""

@@ -162,6 +162,16 @@ def test_files_that_nobody_can_tell_go_aside_too(cell, place):
     assert (aside / "a-1/summary.json").read_text() == "{}"
 
 
+@pytest.mark.parametrize("kind", ["file", "dangling link"])
+def test_what_is_no_folder_goes_aside_too(cell, place, kind):
+    folder, aside = place
+    folder.parent.mkdir(parents=True)
+    folder.write_text("mine") if kind == "file" else folder.symlink_to("nowhere")
+    assert status(cell, folder) == Status(State.CHANGED, "is no folder")
+    assert run(cell, place).state is State.DONE
+    assert (aside / "a-1").is_symlink() or (aside / "a-1").read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

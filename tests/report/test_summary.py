@@ -333,7 +333,7 @@ def test_table_names_the_adversary_of_every_epsilon():
     for start, value in [
         ("ε towards model recipients (amplified by sampling)", "8.0"),
         ("ε towards the server (not amplified)", "∞ (no finite guarantee)"),
-        ("ε towards the reader of a single sketch (local)", "0 (nothing is released)"),
+        ("ε towards the reader of a single sketch (local)", "0 (nothing is released, or ε rounds to 0)"),
         ("ε as the paper counts, towards model recipients (amplified by sampling)", "4.2"),
         ("ε as the paper counts, towards the reader of a single sketch (local)", "∞ (no finite guarantee)"),
     ]:

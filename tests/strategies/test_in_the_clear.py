@@ -10,7 +10,7 @@ import pytest
 from support import LocalGrid, by_round, json_of, lost, rows_of, run, shapes, with_content
 
 from pina_flwr.client import SKETCHES
-from pina_flwr.config import ConfigError, RunConfig, parse
+from pina_flwr.config import ConfigError, RunConfig, check_updates, parse
 from pina_flwr.messages import pack, unpack
 from pina_flwr.privacy.ledger import Ledger
 from pina_flwr.privacy.releases import UnprotectedRelease
@@ -160,14 +160,16 @@ def test_options_that_contradict_it(options: dict[str, Any], message: str) -> No
 
 @pytest.mark.parametrize(("name", "needed"), [("krum", 13), ("multikrum", 13), ("bulyan", 23)])
 def test_too_small_a_cohort_is_found_before_training(config: Make, name: str, needed: int) -> None:
-    c = config(**CLEAR, strategy=name, malicious_users=5)
-    with pytest.raises(ConfigError) as raised:
-        run(c)
+    with pytest.raises(ConfigError) as raised:  # by the options alone, as --dry-run does
+        config(**CLEAR, strategy=name, malicious_users=5)
     assert str(raised.value) == (
         f"malicious-users = 5: strategy {name!r} then needs {needed} users a round, and q·|K| = 12; must be "
         "fewer, or raise sampling-rate"
     )
-    run(config(**CLEAR | {"num_users": needed}, strategy=name, malicious_users=5))
+    enough = config(**CLEAR | {"num_users": needed}, strategy=name, malicious_users=5)
+    run(enough)
+    with pytest.raises(ConfigError, match=f"needs {needed} users"):  # users counted in the data
+        check_updates(enough, needed - 1)
 
 
 def test_a_round_with_too_few_updates_is_dropped(config: Make) -> None:
